@@ -1,0 +1,71 @@
+"""The device side of the engine: parameters, caches, state and programs, behind three calls."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from radiance_jax.engine.request import SamplingParams
+from radiance_jax.engine.scheduler import Plan
+from radiance_jax.engine.sequence import Sequence
+from radiance_jax.engine.state import Capacity, Results, pack_admission, pack_plan, state_specs, unpack_results
+from radiance_jax.engine.steps import Programs
+from radiance_jax.mesh import ArraySpec, zeros
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step that was sent. `tops` are the device's top ids and logprobs [R, 20], fetched only if someone wants them."""
+
+    plan: Plan
+    rows: int
+    sent_at: float
+    packed: jax.Array
+    tops: tuple[jax.Array, jax.Array]
+
+
+class Device:
+    def __init__(self, *, mesh: Mesh, params: Any, capacity: Capacity, programs: Programs, cache_specs: tuple[ArraySpec, ...],
+                 padded_vocab: int):
+        self.capacity = capacity
+        self._programs = programs
+        self._params = params
+        self._caches = tuple(zeros(spec, mesh) for spec in cache_specs)
+        self._state = jax.tree.map(lambda spec: zeros(spec, mesh), state_specs(capacity, padded_vocab),
+                                   is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+        self._whole = NamedSharding(mesh, PartitionSpec())
+
+    def admit(self, sequence: Sequence) -> None:
+        packed = pack_admission(
+            self.capacity, slot=sequence.slot, pages=sequence.pages, tokens=sequence.tokens, prompt=len(sequence.prompt),
+            limit=sequence.limit, params=sequence.params, seed=sequence.seed, choice=sequence.choice, stops=sequence.stops)
+        self._state = self._programs.admit(self._state, jax.device_put(packed, self._whole))
+
+    def send(self, plan: Plan) -> Pending:
+        """Starts a step and returns at once."""
+        rows = next(rows for rows in self._programs.steps if rows >= plan.rows)
+        packed = pack_plan(self.capacity, [(e.slot, e.mode, e.chunk, e.depth) for e in plan.entries], plan.pages)
+        self._caches, self._state, results, tops = self._programs.steps[rows](
+            self._params, self._caches, self._state, jax.device_put(packed, self._whole))
+        results.copy_to_host_async()
+        return Pending(plan, rows, time.monotonic(), results, tops)
+
+    def read(self, pending: Pending) -> tuple[Results, np.ndarray | None, np.ndarray | None]:
+        """Waits for a step; top ids and logprobs come along if one of its sequences wants them."""
+        results = unpack_results(self.capacity, np.asarray(pending.packed))
+        if any(entry.sequence.wants_top for entry in pending.plan.entries):
+            return results, np.asarray(pending.tops[0]), np.asarray(pending.tops[1])
+        return results, None, None
+
+    def warm_up(self) -> None:
+        """Runs every program once: an empty admission, then empty plans."""
+        empty = pack_admission(self.capacity, slot=0, pages=[], tokens=[], prompt=0, limit=0, params=SamplingParams(), seed=0,
+                               choice=0, stops=[])
+        self._state = self._programs.admit(self._state, jax.device_put(empty, self._whole))
+        for program in self._programs.steps.values():
+            packed = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
+            self._caches, self._state, results, _ = program(self._params, self._caches, self._state, packed)
+            np.asarray(results)

@@ -1,0 +1,197 @@
+"""The engine: one thread that plans, sends, reads and tells, always one step ahead of what it has read."""
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence as Ids
+from typing import Any
+
+from radiance_jax.config import EngineConfig
+from radiance_jax.engine.build import Built, build
+from radiance_jax.engine.device import Pending
+from radiance_jax.engine.request import MAX_STOP_TOKENS, Delta, RequestStats, SamplingParams
+from radiance_jax.engine.results import Reader
+from radiance_jax.engine.scheduler import Scheduler
+from radiance_jax.engine.sequence import Sequence
+from radiance_jax.engine.state import STOPS
+from radiance_jax.engine.stats import EngineStats
+from radiance_jax.errors import CapacityError, UserError
+from radiance_jax.text.output import TextStream
+
+
+class Engine:
+    """Thread-safe front: `submit`, `abort`, `stats`, `close`. Make one with `Engine.load`."""
+
+    def __init__(self, built: Built, config: EngineConfig, max_queue: int | None = None):
+        self.config = config
+        self.model_name: str = built.name
+        self.max_model_len: int = built.capacity.length
+        self.tokenizer, self.chat, self.defaults = built.tokenizer, built.chat, built.defaults
+        self.capacity, self.model_config = built.capacity, built.model_config
+        self._device, self._guard = built.device, built.guard
+        self._eos = built.eos
+        self._scheduler = Scheduler(built.capacity, self._depth_of)
+        self._stats = EngineStats()
+        self._reader = Reader(self._stats)
+        self._max_queue = max_queue
+        self._seeds = random.Random(config.seed)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._news = threading.Condition()
+        self._sequences: dict[int, Sequence] = {}
+        self._next_id = 0
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="radiance-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, config: EngineConfig, log: Callable[[str], None] = print) -> "Engine":
+        """Opens the model, builds mesh and programs, warms up. Blocks until the engine is ready."""
+        return cls(build(config, log), config, getattr(config, "max_queue", None))
+
+    # ---- called from any thread ----
+
+    def submit(self, prompt_ids: Ids[int], params: SamplingParams, on_delta: Callable[[Delta], None], *, choice: int = 0) -> int:
+        """Queues one answer and returns its id. `on_delta` is called from the engine's thread, never after a
+        delta with a finish reason. Raises `UserError` for a request that cannot be served, `CapacityError` when full."""
+        prompt = tuple(int(token) for token in prompt_ids)
+        limit = self._check(prompt, params)
+        eos = () if params.ignore_eos else self._eos
+        stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))[:STOPS]
+        with self._news:
+            if self._failure is not None or self._closing:
+                raise CapacityError("the engine has stopped; start it again")
+            waiting = len(self._scheduler.waiting) + len(self._inbox)
+            if self._max_queue is not None and waiting >= self._max_queue + len(self._scheduler.free_slots):
+                raise CapacityError(f"{waiting} requests are waiting, as many as max_queue allows; try again later")
+            seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+            sequence = Sequence(
+                id=self._next_id, prompt=prompt, params=params, choice=choice, seed=seed % 2**64, stops=stops, limit=limit,
+                stream=TextStream(self.tokenizer, params.stop, min_tokens=params.min_tokens), on_delta=on_delta,
+                stats=RequestStats(prompt_tokens=len(prompt), arrival=time.monotonic()), tokens=list(prompt))
+            self._next_id += 1
+            self._sequences[sequence.id] = sequence
+            self._inbox.append(lambda: self._scheduler.add(sequence))
+            self._news.notify()
+        return sequence.id
+
+    def abort(self, sequence_id: int) -> None:
+        """Ends an answer; its pages are free as soon as the engine's thread hears of it."""
+        with self._news:
+            self._inbox.append(lambda: self._end(sequence_id, "abort"))
+            self._news.notify()
+
+    def stats(self) -> EngineStats:
+        return self._stats.snapshot()
+
+    def healthy(self) -> bool:
+        return self._failure is None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Aborts what runs and ends the thread. Safe to call twice."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        self._thread.join()
+        self._guard.close()
+
+    def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> int:
+        """The most tokens the sequence may hold."""
+        vocab, longest = self.model_config.vocab_size, self.max_model_len
+        if not prompt:
+            raise UserError("prompt must hold at least one token; got none", param="prompt")
+        if not all(0 <= token < vocab for token in prompt):
+            raise UserError(f"prompt token ids must be from 0 to {vocab - 1}", param="prompt")
+        ids = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token for token, _ in params.logit_bias]}
+        for name, values in ids.items():
+            if not all(isinstance(token, int) and 0 <= token < vocab for token in values):
+                raise UserError(f"{name} must name token ids from 0 to {vocab - 1}; got {list(values)[:8]}", param=name)
+        if len(self._eos) + len(params.stop_token_ids) > STOPS:
+            raise UserError(f"stop_token_ids must be at most {MAX_STOP_TOKENS}", param="stop_token_ids")
+        if len(prompt) + (params.max_tokens or 1) > longest:
+            wanted = f" and max_tokens {params.max_tokens}" if params.max_tokens else ""
+            error = UserError(f"prompt and answer must fit the context of {longest} tokens; got a prompt of {len(prompt)} "
+                              f"tokens{wanted}. Shorten the prompt or ask for fewer tokens.", param="prompt")
+            error.code = "context_length_exceeded"
+            raise error
+        return min(len(prompt) + params.max_tokens, longest) if params.max_tokens else longest
+
+    # ---- the engine's thread ----
+
+    def _depth_of(self, sequence: Sequence) -> int:
+        asked = sequence.params.max_draft_tokens
+        return self.capacity.depth if asked is None else min(asked, self.capacity.depth)
+
+    def _run(self) -> None:
+        self._guard.watch_this_thread()
+        try:
+            self._loop()
+        except BaseException as failure:  # noqa: BLE001 - every listener must hear of it, whatever it is
+            with self._news:
+                self._failure = failure
+            for sequence in list(self._sequences.values()):
+                self._reader.end(sequence, "error", f"the engine failed: {failure}")
+            raise
+
+    def _loop(self) -> None:
+        flying: deque[Pending] = deque()
+        sent_at = 0.0
+        while True:
+            with self._news:
+                while not (self._inbox or flying or self._closing or not self._scheduler.idle()):
+                    self._news.wait()
+                orders, closing = list(self._inbox), self._closing
+                self._inbox.clear()
+            for order in orders:
+                order()
+            if closing:
+                for sequence_id in list(self._sequences):
+                    self._end(sequence_id, "abort")
+            plan = self._scheduler.plan()
+            for sequence in plan.admitted:
+                self._device.admit(sequence)
+            if plan.entries:
+                flying.append(self._device.send(plan))
+            if flying and (len(flying) > 1 or not plan.entries):
+                sent_at = self._read(flying.popleft(), sent_at)
+            self._update_gauges()
+            self._guard.check()
+            if closing and not flying:
+                return
+
+    def _read(self, pending: Pending, last: float) -> float:
+        """Reads the oldest step in flight. Returns the time it was there, from which the next one is clocked."""
+        begun = max(last, pending.sent_at)
+        results, top_ids, tops = self._device.read(pending)
+        now = time.monotonic()
+        self._stats.record_step(pending.rows, now - begun)
+        self._stats.host_gap_seconds += max(pending.sent_at - last, 0.0) if last else 0.0
+        for entry in pending.plan.entries:
+            self._scheduler.settle(entry)
+            if not entry.sequence.finished and self._reader.apply(entry, results, top_ids, tops):
+                self._forget(entry.sequence)
+        return now
+
+    def _end(self, sequence_id: int, reason: str) -> None:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            self._reader.end(sequence, reason)
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._scheduler.release(sequence)
+        self._sequences.pop(sequence.id, None)
+        if not self._sequences:
+            assert self._scheduler.pool.used == 0, "pages leaked"
+
+    def _update_gauges(self) -> None:
+        stats, scheduler = self._stats, self._scheduler
+        stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
+        stats.kv_usage = scheduler.pool.used / max(scheduler.pool.total, 1)
+        stats.preemptions = scheduler.preemptions
+        stats.compiles_after_warmup = self._guard.count
+
+    def info(self) -> dict[str, Any]:
+        """Facts a benchmark records beside its figures."""
+        return {"model": self.model_name, "mesh": self.config.mesh, "capacity": self.capacity}

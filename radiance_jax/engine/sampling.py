@@ -1,0 +1,115 @@
+"""The one pipeline by which the target draws its own token at every row of a step.
+
+penalties -> minimum length -> bias -> temperature -> top-k -> top-p -> min-p -> argmax (of Gumbel-perturbed logits
+above temperature 0). Counts for the penalties are those of the committed tokens *plus this row's ancestors*, so that
+a token drawn behind three drafts is the token that would be drawn after they were committed.
+
+Stages nobody in the tile asked for are skipped under `lax.cond`; their neutral parameters are exact identities
+(division by 1, addition of 0, a threshold below every logit), so a row draws the same whoever its mates are.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from radiance_jax.engine.noise import gumbel
+
+NEVER = -jnp.inf
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Draw:
+    """Per-sequence sampling state, one entry a slot (S) or, gathered, one a row (R).
+
+    `stops` int32 [S, 8], -1 where unused; `bias` f32 and `counts` int32 [S, V'] (output tokens), `seen` bool [S, V']
+    (prompt tokens), V' the padded vocabulary.
+    """
+
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
+    presence: Any
+    frequency: Any
+    repetition: Any
+    min_tokens: Any
+    seed: Any  # uint32 [S, 2]
+    choice: Any
+    stops: Any
+    adjusts: Any  # bool: has penalties, a minimum length or a bias
+
+
+def adjust(logits: jax.Array, draw: Draw, counts: jax.Array, seen: jax.Array, bias: jax.Array, slot: jax.Array,
+           output_index: jax.Array, ancestors: jax.Array) -> jax.Array:
+    """Penalties, minimum length and bias. `draw` is by row; counts, seen, bias [S, V'] are by slot; ancestors [R, K]
+    are the draft tokens before this row (-1: none)."""
+    width = logits.shape[-1]
+    row = jnp.arange(logits.shape[0])[:, None]
+    count = counts[slot].at[row, jnp.where(ancestors >= 0, ancestors, width)].add(1, mode="drop")
+    present = (count > 0) | seen[slot]
+    factor = jnp.where(present, draw.repetition[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    logits = logits - draw.frequency[:, None] * count - draw.presence[:, None] * (count > 0)
+    logits = logits + bias[slot]
+    early = (output_index < draw.min_tokens)[:, None] & (draw.stops >= 0)
+    return logits.at[row, jnp.where(early, draw.stops, width)].set(NEVER, mode="drop")
+
+
+def _sortable(x: jax.Array) -> jax.Array:
+    """f32 to int32 with the same order."""
+    bits = lax.bitcast_convert_type(x + 0.0, jnp.int32)  # + 0.0: one zero only
+    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+
+
+def _largest_threshold(keys: jax.Array, enough) -> jax.Array:
+    """The largest int32 t per row with `enough(keys >= t)`; `enough` is monotone. Exact bisection in 32 steps, so
+    that no sort is needed and ties at the threshold are kept together."""
+    low = jnp.full(keys.shape[:1], jnp.iinfo(jnp.int32).min, jnp.int32)
+    high = jnp.full(keys.shape[:1], jnp.iinfo(jnp.int32).max, jnp.int32)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low >> 1) + (high >> 1) + ((low | high) & 1)  # rounded up, without overflow
+        ok = enough(keys >= middle[:, None])
+        return jnp.where(ok, middle, low), jnp.where(ok, high, middle - 1)
+
+    return lax.fori_loop(0, 32, halve, (low, high))[0]
+
+
+def keep_likely(logits: jax.Array, draw: Draw) -> jax.Array:
+    """top-k, then top-p of what is left, then min-p of what is left; the rest becomes -inf. Ties at an edge stay."""
+    keys = _sortable(logits)
+    limited = (draw.top_k > 0) & (draw.top_k < logits.shape[-1])
+    k = jnp.where(limited, draw.top_k, 0)
+    edge = _largest_threshold(keys, lambda kept: kept.sum(-1) >= k)
+    logits = jnp.where(limited[:, None] & (keys < edge[:, None]), NEVER, logits)
+    weight = jnp.exp(logits - logits.max(-1, keepdims=True))
+    goal = draw.top_p * weight.sum(-1)
+    edge = _largest_threshold(keys, lambda kept: jnp.where(kept, weight, 0).sum(-1) >= goal)
+    logits = jnp.where((draw.top_p < 1)[:, None] & (keys < edge[:, None]), NEVER, logits)
+    return jnp.where(weight < draw.min_p[:, None], NEVER, logits)
+
+
+def sample(logits: jax.Array, draw: Draw, output_index: jax.Array) -> jax.Array:
+    """Adjusted f32 logits [R, V'] to the drawn token ids [R]. Ties go to the lowest id."""
+
+    def warm(logits):
+        hot = draw.temperature > 0
+        scaled = logits / jnp.where(hot, draw.temperature, 1.0)[:, None]
+        filtered = (draw.top_k > 0) | (draw.top_p < 1) | (draw.min_p > 0)
+        scaled = lax.cond((hot & filtered).any(), lambda x: keep_likely(x, draw), lambda x: x, scaled)
+        noise = gumbel((draw.seed[:, 0], draw.seed[:, 1]), draw.choice, output_index, logits.shape[-1])
+        return jnp.where(hot, jnp.argmax(scaled + noise, -1), jnp.argmax(logits, -1)).astype(jnp.int32)
+
+    return lax.cond((draw.temperature > 0).any(), warm, lambda x: jnp.argmax(x, -1).astype(jnp.int32), logits)
+
+
+def raw_logprobs(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The log-normaliser [R] of raw f32 logits [R, V'] and the log-probability [R] of `label` [R]."""
+    top = logits.max(-1)
+    normaliser = top + jnp.log(jnp.exp(logits - top[:, None]).sum(-1))
+    return normaliser, jnp.take_along_axis(logits, label[:, None], axis=-1)[:, 0] - normaliser

@@ -1,0 +1,158 @@
+"""Who takes part in the next step. Plans from counts one step old and never needs a token to plan.
+
+Decoding sequences come first, each with its anchor and the draft depth it is given; what is left of the row budget goes
+to prompts in order of arrival. When the pool runs dry the youngest sequence gives its pages back and is
+computed again later, from its own tokens, to the same bits.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from radiance_jax.engine.pages import PagePool
+from radiance_jax.engine.sequence import Sequence
+from radiance_jax.engine.state import DECODE, PREFILL, Capacity
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One sequence's part in a step. `depth` is the most drafts it may verify, `last` whether a prefill chunk is the
+    one that draws, `first` the position of its first row (prefill)."""
+
+    sequence: Sequence
+    slot: int
+    mode: int
+    chunk: int = 0
+    depth: int = 0
+    first: int = 0
+    last: bool = False
+
+    @property
+    def most_rows(self) -> int:
+        return self.chunk if self.mode == PREFILL else 1 + self.depth
+
+    @property
+    def draws(self) -> bool:
+        return self.mode == DECODE or self.last
+
+
+@dataclass
+class Plan:
+    entries: list[Entry] = field(default_factory=list)
+    pages: list[tuple[int, int, int]] = field(default_factory=list)  # (slot, index, page)
+    admitted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return sum(entry.most_rows for entry in self.entries)
+
+
+class Scheduler:
+    def __init__(self, capacity: Capacity, depth_of: Callable[[Sequence], int]):
+        """`depth_of(sequence)` is the drafting policy's word for the next step."""
+        self.capacity = capacity
+        self.pool = PagePool(capacity.pages)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission: the last is the youngest
+        self.free_slots = list(range(capacity.slots - 1, -1, -1))
+        self.preemptions = 0
+        self._depth_of = depth_of
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes a sequence out of everything. Its pages and slot may be given on at once: the device runs steps in
+        order, so whatever a step in flight still writes there is written before the next owner writes."""
+        if sequence.slot is not None:
+            self.free_slots.append(sequence.slot)
+            self.pool.give(sequence.pages)
+            sequence.slot, sequence.pages = None, []
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    def plan(self) -> Plan:
+        plan, before = Plan(), self.preemptions
+        decoding = [s for s in self.running if not s.prefilling]
+        budget = self.capacity.rows
+        fair = budget // max(len(decoding), 1) - 1  # so that every decoding sequence fits
+        for sequence in decoding:
+            if sequence.slot is None or sequence.room() <= 0 or budget <= 0:
+                continue  # preempted just now, or the steps in flight end it
+            most = min(self._depth_of(sequence), self.capacity.depth, sequence.room() - 1)
+            depth = max(min(most, fair), 0)
+            if self._grow(sequence, len(sequence.tokens) + sequence.pending + depth, plan):
+                budget -= 1 + depth
+                self._enter(plan, Entry(sequence, sequence.slot, DECODE, depth=depth), pending=1 + depth)
+        if self.preemptions == before:
+            self._admit(plan)
+        for sequence in self.running:
+            chunk = min(sequence.target - sequence.planned, budget)
+            if sequence.prefilling and chunk > 0:
+                budget -= chunk
+                first, last = sequence.planned, sequence.planned + chunk == sequence.target
+                sequence.planned += chunk
+                entry = Entry(sequence, sequence.slot, PREFILL, chunk=chunk, first=first, last=last)
+                self._enter(plan, entry, pending=int(last))
+        return plan
+
+    def _enter(self, plan: Plan, entry: Entry, pending: int) -> None:
+        plan.entries.append(entry)
+        entry.sequence.steps_in_flight += 1
+        entry.sequence.pending += pending
+        entry.sequence.certain += int(entry.draws)
+
+    def settle(self, entry: Entry) -> None:
+        """A step of this entry has been read: what it might have added is known now."""
+        sequence = entry.sequence
+        sequence.steps_in_flight -= 1
+        sequence.pending -= (1 + entry.depth) if entry.mode == DECODE else int(entry.last)
+        sequence.certain -= int(entry.draws)
+
+    def _grow(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
+        """Pages for `tokens` positions, at the cost of the youngest sequence if need be. False: it was the youngest."""
+        need = -(-min(tokens, sequence.limit) // self.capacity.page_size) - len(sequence.pages)
+        while need > 0:
+            got = self.pool.take(need)
+            if got is not None:
+                start = len(sequence.pages)
+                sequence.pages += got
+                plan.pages += [(sequence.slot, start + i, page) for i, page in enumerate(got)]
+                break
+            self._preempt(self.running[-1], plan)
+            if sequence.slot is None:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+        for entry in [e for e in plan.entries if e.sequence is sequence]:
+            plan.entries.remove(entry)  # planned in this very step
+            self.settle(entry)
+        plan.pages = [update for update in plan.pages if update[0] != sequence.slot]
+        self.release(sequence)
+        sequence.planned = sequence.target = 0
+        sequence.stats.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _admit(self, plan: Plan) -> None:
+        """In order of arrival, as long as there is a slot and pages for the whole prompt and one token more."""
+        while self.waiting and self.free_slots:
+            sequence = self.waiting[0]
+            if sequence.steps_in_flight:  # preempted a moment ago: its last tokens are still to be read
+                return
+            need = -(-min(len(sequence.tokens) + 1, sequence.limit) // self.capacity.page_size)
+            spare = len(self.running)  # a page each, so that the newcomer is not sent away again at once
+            if need + spare > self.pool.free:
+                return
+            pages = self.pool.take(need)
+            assert pages is not None, "counted above"
+            self.waiting.popleft()
+            sequence.slot, sequence.pages = self.free_slots.pop(), pages
+            sequence.target, sequence.planned = len(sequence.tokens), 0
+            plan.admitted.append(sequence)
+            self.running.append(sequence)

@@ -1,0 +1,238 @@
+"""The device programs: a step, and an admission. All of the engine's `jax.jit` is here.
+
+A step is one flat list of rows. Its layout is made *on the device*: each sequence brings a prefill chunk, or its anchor
+and as many drafts as lookup found, so that a sequence without a proposal costs one row and the host need not know.
+
+    plan -> page tables -> proposals -> rows -> forward -> draws at the rows that need one -> acceptance -> history
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from radiance_jax import collectives
+from radiance_jax.engine import sampling
+from radiance_jax.engine.state import DECODE, PREFILL, Capacity, State, state_specs, unpack_admission
+from radiance_jax.mesh import TENSOR_AXIS, ArraySpec
+from radiance_jax.models import llama
+from radiance_jax.models.config import ModelConfig
+from radiance_jax.models.partition import Partition
+from radiance_jax.models.rows import Rows, Tiles
+from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
+from radiance_jax.spec import lookup_device
+from radiance_jax.spec.verify import accept
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """Static choices of one step program. `tile` rows go through the layers at a time under a traced count; None: all
+    `rows` at once (faster where many rows cost what one costs, but a row's bits then depend on `rows`)."""
+
+    rows: int
+    tile: int | None
+    segment: int
+    block_pages: int
+    ngram_longest: int
+    ngram_shortest: int
+    propose: Callable[..., tuple[jax.Array, jax.Array]] | None = None  # tests: another proposer of lookup's signature
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The rows of a step. Per slot: first row, number of rows, first position. Per row: slot and liveness."""
+
+    start: jax.Array
+    count: jax.Array
+    position: jax.Array
+    slot: jax.Array
+    live: jax.Array
+    total: jax.Array
+
+
+def _layout(count: jax.Array, position: jax.Array, rows: int) -> _Layout:
+    ends = jnp.cumsum(count)
+    index = jnp.arange(rows, dtype=jnp.int32)
+    slot = jnp.minimum(jnp.searchsorted(ends, index, side="right").astype(jnp.int32), count.shape[0] - 1)
+    return _Layout(ends - count, count, position, slot, index < ends[-1], ends[-1])
+
+
+def _propose(state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape):
+    """Drafts [S, K] and their number [S], never past the length limit; written behind the history as well."""
+    if capacity.depth == 0:
+        return state, jnp.zeros((capacity.slots, 0), jnp.int32), jnp.zeros(capacity.slots, jnp.int32)
+    find = shape.propose or lookup_device.propose
+    drafts, count = find(state.tokens, state.length, longest=shape.ngram_longest, shortest=shape.ngram_shortest,
+                         window=capacity.depth)
+    room = jnp.minimum(depth, state.limit - state.length - 1)
+    count = jnp.where(mode == DECODE, jnp.clip(count, 0, jnp.maximum(room, 0)), 0)
+    slot = jnp.arange(capacity.slots)[:, None]
+    behind = jnp.arange(capacity.depth)[None]
+    column = jnp.where(behind < count[:, None], state.length[:, None] + behind, state.tokens.shape[1])
+    return replace(state, tokens=state.tokens.at[slot, column].set(drafts, mode="drop")), drafts, count
+
+
+def _draw_rows(params, config: ModelConfig, state: State, layout: _Layout, position: jax.Array, needs: jax.Array,
+               x: jax.Array, tiles: Tiles, capacity: Capacity):
+    """Draws at the rows that need one, and raw logprobs. Returns drawn [R], logprob [R], top ids and logprobs [R, 20].
+
+    A prompt row's logprob is that of the prompt's own next token, any other row's that of the token drawn there.
+    """
+    rows, vocab = x.shape[0], state.bias.shape[1]
+    wanted = jnp.nonzero(needs, size=rows, fill_value=rows)[0].astype(jnp.int32)
+    if tiles.count is not None:
+        tiles = Tiles(tiles.height, -(-needs.sum() // tiles.height))
+    real = jnp.arange(vocab) < config.vocab_size
+
+    def body(first, carry):
+        index = tiles.take(wanted, first)
+        at = jnp.minimum(index, rows - 1)
+        slot, where = layout.slot[at], position[at]
+        local = llama.head(params, x[at], config)
+        raw = jnp.where(real, collectives.all_gather_last(local, TENSOR_AXIS), sampling.NEVER)
+        draw = jax.tree.map(lambda field: field[slot], state.draw)
+        output_index = where + 1 - state.prompt[slot]
+        behind = state.length[slot][:, None] + jnp.arange(capacity.depth)[None]
+        ancestors = jnp.where(behind <= where[:, None], state.tokens[slot[:, None], behind], -1)
+        logits = lax.cond(
+            draw.adjusts.any(),
+            lambda l: sampling.adjust(l, draw, state.counts, state.seen, state.bias, slot, output_index, ancestors),
+            lambda l: l, raw)
+        drawn = sampling.sample(logits, draw, output_index)
+        following = state.tokens[slot, where + 1]
+        label = jnp.where(where + 1 < state.prompt[slot], following, drawn)
+        normaliser, logprob = sampling.raw_logprobs(raw, label)
+
+        def best(raw):
+            values, ids = lax.top_k(raw, capacity.tops)
+            return ids.astype(jnp.int32), values - normaliser[:, None]
+
+        def none(raw):
+            shape = (raw.shape[0], capacity.tops)
+            return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+        top = lax.cond((state.wants_top[slot] & (index < rows)).any(), best, none, raw)
+        return tuple(into.at[index].set(part, mode="drop") for into, part in zip(carry, (drawn, logprob, *top), strict=True))
+
+    start = (jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.float32), jnp.zeros((rows, capacity.tops), jnp.int32),
+             jnp.zeros((rows, capacity.tops), jnp.float32))
+    return tiles.walk(body, start)
+
+
+def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, params, caches, state: State, plan):
+    slots, page_size = capacity.slots, capacity.page_size
+    mode, chunk, depth = plan[:slots, 0], plan[:slots, 1], plan[:slots, 2]
+    update = plan[slots:]
+    to = jnp.where(update[:, 0] >= 0, update[:, 0], slots)
+    state = replace(state, table=state.table.at[to, update[:, 1]].set(update[:, 2], mode="drop"))
+    mode = jnp.where(state.done, 0, mode)
+
+    state, drafts, drafted = _propose(state, mode, depth, capacity, shape)
+    count = jnp.where(mode == DECODE, 1 + drafted, jnp.where(mode == PREFILL, chunk, 0))
+    layout = _layout(count, state.computed, shape.rows)
+    position = layout.position[layout.slot] + jnp.arange(shape.rows, dtype=jnp.int32) - layout.start[layout.slot]
+    position = jnp.where(layout.live, position, 0)
+    page = jnp.where(layout.live, state.table[layout.slot, position // page_size], 0)
+    rows = Rows(jnp.where(layout.live, state.tokens[layout.slot, position], 0), position, page, position % page_size)
+
+    if shape.tile is None:
+        tiles, capacity_segments = Tiles(shape.rows), min(slots, shape.rows) + shape.rows // shape.segment
+    else:
+        tiles, capacity_segments = Tiles(shape.tile, -(-layout.total // shape.tile)), slots + shape.rows // shape.segment
+    segments = make_segments(layout.start, count, layout.position, shape.segment, capacity_segments)
+    attention = AttentionShape(height=shape.segment, block_pages=shape.block_pages, loop=shape.tile is not None)
+    around = llama.Surroundings(
+        tiles=tiles, attend=lambda q, cache: paged_attention(q, cache, state.table, segments, attention),
+        reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: lax.axis_index(TENSOR_AXIS))
+    x, caches = llama.forward(params, config, cut, rows, caches, around)
+
+    finishes = (mode == PREFILL) & (state.computed + chunk >= state.length)
+    draws = (mode == DECODE) | finishes
+    first = jnp.where(finishes, layout.start + chunk - 1, layout.start)
+    last_row = position == state.length[layout.slot] - 1
+    needs = layout.live & ((mode == DECODE)[layout.slot] | last_row | state.wants_prompt[layout.slot])
+    drawn, logprob, *top = _draw_rows(params, config, state, layout, position, needs, x, tiles, capacity)
+
+    run = jnp.arange(capacity.depth + 1, dtype=jnp.int32)[None]
+    chain = drawn[jnp.minimum(first[:, None] + run, shape.rows - 1)]
+    verdict = accept(chain, drafts, drafted, draws, state.draw.stops, state.length, state.limit)
+    slot = jnp.arange(slots)[:, None]
+    kept = run < verdict.emitted[:, None]
+    length = state.length + verdict.emitted
+    state = replace(
+        state,
+        tokens=state.tokens.at[slot, jnp.where(kept, state.length[:, None] + run, state.tokens.shape[1])].set(chain, mode="drop"),
+        counts=state.counts.at[slot, jnp.where(kept, chain, state.counts.shape[1])].add(1, mode="drop"),
+        length=length,
+        computed=jnp.where(draws, length - 1, state.computed + jnp.where(mode == PREFILL, chunk, 0)),
+        done=state.done | (verdict.ended > 0))
+    per_slot = jnp.stack([first, verdict.emitted, verdict.ended, drafted, verdict.accepted, length], axis=1)
+    packed = jnp.concatenate([per_slot.reshape(-1), drawn, lax.bitcast_convert_type(logprob, jnp.int32)])
+    return caches, state, packed, tuple(top)
+
+
+def _admit(capacity: Capacity, state: State, packed) -> State:
+    f = unpack_admission(capacity, packed)
+    slot = f["slot"]
+    at = jnp.arange(capacity.length)
+    vocab = state.counts.shape[1]
+    in_prompt, in_output = at < f["prompt"], (at >= f["prompt"]) & (at < f["length"])
+    tokens = jnp.where(at < f["length"], f["tokens"], 0)
+    seen = jnp.zeros(vocab, bool).at[jnp.where(in_prompt, tokens, vocab)].set(True, mode="drop")
+    counts = jnp.zeros(vocab, jnp.int32).at[jnp.where(in_output, tokens, vocab)].add(1, mode="drop")
+    ids = jnp.where(f["bias_ids"] >= 0, f["bias_ids"], vocab)
+    bias = jnp.zeros(vocab, jnp.float32).at[ids].add(f["bias_values"], mode="drop")
+    seed = lax.bitcast_convert_type(jnp.stack([f["seed_low"], f["seed_high"]]), jnp.uint32)
+    draw = replace(
+        state.draw, seed=state.draw.seed.at[slot].set(seed), stops=state.draw.stops.at[slot].set(f["stops"]),
+        adjusts=state.draw.adjusts.at[slot].set(f["adjusts"] != 0),
+        **{name: getattr(state.draw, name).at[slot].set(f[name]) for name in
+           ("temperature", "top_k", "top_p", "min_p", "presence", "frequency", "repetition", "min_tokens", "choice")})
+    flags = {name: getattr(state, name).at[slot].set(f[name] != 0) for name in ("wants_top", "wants_prompt")}
+    counters = {name: getattr(state, name).at[slot].set(f[name]) for name in ("length", "computed", "prompt", "limit")}
+    return replace(
+        state, tokens=state.tokens.at[slot, : capacity.length].set(tokens), done=state.done.at[slot].set(False),
+        table=state.table.at[slot].set(f["table"]), counts=state.counts.at[slot].set(counts), seen=state.seen.at[slot].set(seen),
+        bias=state.bias.at[slot].set(bias), draw=draw, **flags, **counters)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Compiled programs, and nothing that could compile: a call with other shapes raises.
+
+    `steps` by row count, ascending; `admit`. Both donate what they return anew.
+    """
+
+    steps: dict[int, Any]
+    admit: Any
+
+
+def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, mesh: Mesh, params, caches):
+    """Lowers one step program for arrays described by `ArraySpec` trees."""
+    state = state_specs(capacity, cut.vocab_size)
+    is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
+    partitions = lambda tree: jax.tree.map(lambda s: s.partition, tree, is_leaf=is_spec)  # noqa: E731
+    abstract = lambda tree: jax.tree.map(lambda s: s.abstract(mesh), tree, is_leaf=is_spec)  # noqa: E731
+    whole = PartitionSpec()
+
+    def step(params, caches, state, plan):
+        return _step(config, cut, capacity, shape, params, caches, state, plan)
+
+    run = jax.shard_map(
+        step, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole),
+        out_specs=(partitions(caches), partitions(state), whole, (whole, whole)), check_vma=False)
+    plan = ArraySpec((capacity.slots + capacity.updates, 3), jnp.dtype(jnp.int32), (None, None))
+    return jax.jit(run, donate_argnums=(1, 2)).lower(abstract(params), abstract(caches), abstract(state), plan.abstract(mesh))
+
+
+def lower_admission(capacity: Capacity, padded_vocab: int, mesh: Mesh, size: int):
+    specs = state_specs(capacity, padded_vocab)
+    is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
+    state = jax.tree.map(lambda s: s.abstract(mesh), specs, is_leaf=is_spec)
+    packed = ArraySpec((size,), jnp.dtype(jnp.int32), (None,)).abstract(mesh)
+    out = jax.tree.map(lambda s: s.sharding(mesh), specs, is_leaf=is_spec)
+    return jax.jit(lambda state, packed: _admit(capacity, state, packed), donate_argnums=0, out_shardings=out).lower(state, packed)
