@@ -1,0 +1,1 @@
+"""Text on both sides of the model: tokenizer, chat template, incremental detokeniser, stop strings. No jax here."""
