@@ -1,0 +1,36 @@
+"""`python -m radiance_jax.bench NAME [flags]`: the benchmarks by name."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from radiance_jax.errors import nearest
+
+BENCHMARKS = {
+    "speed": "drafting on against off and against the fastest off, interleaved in one run; peers beside them",
+    "tile": "what a step costs by row tile and live rows (CPU), beside engines that are not bit-exact",
+}
+PROG = "python -m radiance_jax.bench"
+WRONG_COMMAND = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hands over to the benchmark named first. Returns the exit status."""
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in BENCHMARKS:
+        what = f"unknown benchmark {name!r}{nearest(name, BENCHMARKS)}" if name else "name a benchmark"
+        print(f"error: {what}\n\n{usage()}", file=sys.stderr)
+        return WRONG_COMMAND
+    return import_module(f"radiance_jax.bench.{name}").main(rest)
+
+
+def usage() -> str:
+    lines = [f"  {name:<7}{text}" for name, text in BENCHMARKS.items()]
+    return "\n".join([f"usage: {PROG} NAME [MODEL] [flags]", "", *lines, "", f"{PROG} NAME --help lists the flags."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Faults found by reading and probing the engine; each test fails today. `strict`: once mended it must lose its mark."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from radiance_jax.engine.request import SamplingParams
+from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
+from sampling_rows import KEEP, ROWS, SAMPLE, make_draw, make_logits
+
+FIRST = np.zeros(ROWS, np.int32)
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: top_p below 1.2e-38 is 0 on the device, every logit goes, token 0 is drawn")
+def test_the_smallest_top_p_that_is_accepted_keeps_the_likeliest_token():
+    top_p = SamplingParams(top_p=1e-50).top_p  # "a number above 0"
+    logits = make_logits(np.random.default_rng(0))
+    drawn = np.asarray(SAMPLE(logits, make_draw([dict(top_p=top_p)] * ROWS), FIRST))
+    assert drawn.tolist() == logits.argmax(1).tolist()
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: logits / temperature overflows to inf below about 1e-37, and infs tie")
+def test_the_smallest_temperatures_that_are_accepted_draw_the_likeliest_token():
+    temperature = SamplingParams(temperature=2e-38).temperature
+    logits = make_logits(np.random.default_rng(0))
+    logits[:, [5, 9]] = (20.0, 30.0)
+    drawn = np.asarray(SAMPLE(logits, make_draw([dict(temperature=temperature)] * ROWS), FIRST))
+    assert drawn.tolist() == [9] * ROWS
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: XLA drops `x + 0.0` in _sortable, so that -0.0 sorts below 0.0")
+def test_zeros_of_either_sign_tie_at_an_edge():
+    logits = np.full((ROWS, 64), -5.0, np.float32)
+    logits[:, 3], logits[:, 4] = 0.0, -0.0
+    assert np.isfinite(np.asarray(KEEP(logits, make_draw([dict(top_k=1)] * ROWS)))).sum(1).tolist() == [2] * ROWS
+
+
+def one_decode_row(pages: int, block_pages: int, loop: bool) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    cache = jnp.asarray(rng.normal(size=(1 + pages, 2, 1, 4, 8)).astype(np.float32))
+    q = jnp.asarray(rng.normal(size=(2, 1, 8)).astype(np.float32))
+    segments = make_segments(jnp.array([0]), jnp.array([1]), jnp.array([4 * pages - 1]), 2, 2)
+    shape = AttentionShape(height=2, block_pages=block_pages, loop=loop)
+    return np.asarray(paged_attention(q, cache, jnp.arange(1, pages + 1, dtype=jnp.int32)[None], segments, shape))[0]
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: dynamic_slice clamps the last block of a table that block_pages does not divide, "
+                                       "or is wider than the table; the engine takes block_pages 8 on GPUs")
+@pytest.mark.parametrize(("pages", "block_pages"), ((5, 2), (5, 3), (3, 8)))
+@pytest.mark.parametrize("loop", (True, False))
+def test_a_page_table_need_not_be_a_multiple_of_the_block(pages, block_pages, loop):
+    whole = one_decode_row(pages, 1, True)
+    np.testing.assert_allclose(one_decode_row(pages, block_pages, loop), whole, rtol=1e-5, atol=1e-5)
