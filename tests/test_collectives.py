@@ -75,12 +75,13 @@ def test_long_messages_take_the_two_shot_form_to_the_same_bits(ranks):
     long, short = collectives.TWO_SHOT_BYTES // 4 + 1, collectives.TWO_SHOT_BYTES // 4 - 1
     rng = np.random.default_rng(1)
     arrays = [rng.normal(size=(ranks, n)).astype(np.float32) for n in (long, short)]
-    for parts, sums in zip(arrays, on_ranks(ranks, lambda x: collectives.all_reduce(x, TENSOR_AXIS), arrays), strict=True):
+    reduced = on_ranks(ranks, lambda x: collectives.all_reduce(x, TENSOR_AXIS), arrays)
+    for parts, sums in zip(arrays, reduced, strict=True):
         assert all(got.tobytes() == in_rank_order(parts).tobytes() for got in sums)
 
     def uses_two_shot(size: int) -> bool:
-        run = jax.shard_map(lambda x: collectives.all_reduce(x[0], TENSOR_AXIS), mesh=make_mesh(ranks), in_specs=P(TENSOR_AXIS),
-                            out_specs=P(), check_vma=False)
+        run = jax.shard_map(lambda x: collectives.all_reduce(x[0], TENSOR_AXIS), mesh=make_mesh(ranks),
+                            in_specs=P(TENSOR_AXIS), out_specs=P(), check_vma=False)
         return "all_to_all" in str(jax.make_jaxpr(run)(jax.ShapeDtypeStruct((ranks, size), jnp.float32)))
 
     assert uses_two_shot(long) and not uses_two_shot(short)
@@ -96,6 +97,7 @@ def test_one_rank_keeps_its_message():
 @pytest.mark.parametrize("ranks", (1, 3, 8))
 def test_gathered_shards_stand_in_rank_order(ranks):
     arrays = messages(ranks, np.float32)
-    for parts, wholes in zip(arrays, on_ranks(ranks, lambda x: collectives.all_gather_last(x, TENSOR_AXIS), arrays), strict=True):
+    gathered = on_ranks(ranks, lambda x: collectives.all_gather_last(x, TENSOR_AXIS), arrays)
+    for parts, wholes in zip(arrays, gathered, strict=True):
         for whole in wholes:
             np.testing.assert_array_equal(whole, np.concatenate(list(parts), axis=-1))

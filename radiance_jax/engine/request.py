@@ -13,6 +13,7 @@ from radiance_jax.errors import UserError
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_TOKENS = 8  # device-side stop ids per sequence, the model's own EOS ids included
 MAX_LOGIT_BIAS = 512
+MIN_TEMPERATURE = 1e-5
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -66,6 +67,8 @@ class SamplingParams:
         if self.max_tokens is not None:
             check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         real("temperature", 0.0, 100.0, "a number from 0 to 100")
+        if self.temperature < MIN_TEMPERATURE:  # f32 logits over it would overflow; the draw is the likeliest token anyway
+            object.__setattr__(self, "temperature", 0.0)
         whole("top_k", -1, 2**30, "a whole number, -1 or 0 for all tokens")
         real("top_p", 0.0, 1.0, "a number above 0, at most 1")
         check("top_p", self.top_p > 0, "a number above 0, at most 1")

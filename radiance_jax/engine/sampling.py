@@ -61,7 +61,7 @@ def adjust(logits: jax.Array, draw: Draw, counts: jax.Array, seen: jax.Array, bi
 
 def _sortable(x: jax.Array) -> jax.Array:
     """f32 to int32 with the same order."""
-    bits = lax.bitcast_convert_type(x + 0.0, jnp.int32)  # + 0.0: one zero only
+    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)  # one zero only
     return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 
@@ -88,7 +88,7 @@ def keep_likely(logits: jax.Array, draw: Draw) -> jax.Array:
     edge = _largest_threshold(keys, lambda kept: kept.sum(-1) >= k)
     logits = jnp.where(limited[:, None] & (keys < edge[:, None]), NEVER, logits)
     weight = jnp.exp(logits - logits.max(-1, keepdims=True))
-    goal = draw.top_p * weight.sum(-1)
+    goal = jnp.maximum(draw.top_p * weight.sum(-1), 1e-30)  # the likeliest token, of weight 1, always stays
     edge = _largest_threshold(keys, lambda kept: jnp.where(kept, weight, 0).sum(-1) >= goal)
     logits = jnp.where((draw.top_p < 1)[:, None] & (keys < edge[:, None]), NEVER, logits)
     return jnp.where(weight < draw.min_p[:, None], NEVER, logits)

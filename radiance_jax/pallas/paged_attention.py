@@ -102,6 +102,7 @@ def paged_attention(q: jax.Array, cache: jax.Array, tables: jax.Array, segments:
     """
     total_rows = q.shape[0]
     height = shape.height
+    tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % shape.block_pages)))  # whole blocks, or slices would clamp
     padded = jnp.pad(q, ((0, height), (0, 0), (0, 0)))  # so that a slice at the last row stays in range
     if not shape.loop:
         index = segments.row[:, None] + jnp.arange(height)

@@ -10,8 +10,8 @@ from radiance_jax.engine.sampling import Draw
 from radiance_jax.engine.state import STOPS
 
 ROWS, VOCAB, REAL, DEPTH = 8, 64, 53, 3
-NEUTRAL = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, presence=0.0, frequency=0.0, repetition=1.0, min_tokens=0,
-               seed=(0, 0), choice=0, stops=(), adjusts=False)
+NEUTRAL = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, presence=0.0, frequency=0.0, repetition=1.0,
+               min_tokens=0, seed=(0, 0), choice=0, stops=(), adjusts=False)
 TYPES = dict(top_k=np.int32, min_tokens=np.int32, seed=np.uint32, choice=np.int32, stops=np.int32, adjusts=np.bool_)
 
 
@@ -30,8 +30,9 @@ def make_logits(rng, rows: int = ROWS, spread: float = 3.0) -> np.ndarray:
 
 
 def _pipeline(logits, draw, counts, seen, bias, slot, output_index, ancestors):
-    logits = lax.cond(draw.adjusts.any(), lambda x: sampling.adjust(x, draw, counts, seen, bias, slot, output_index, ancestors),
-                      lambda x: x, logits)
+    logits = lax.cond(
+        draw.adjusts.any(), lambda x: sampling.adjust(x, draw, counts, seen, bias, slot, output_index, ancestors),
+        lambda x: x, logits)
     return sampling.sample(logits, draw, output_index)
 
 

@@ -35,8 +35,8 @@ def answer(sequence: Sequence, mean_length: int) -> list[int]:
 
 def make_sequence(number: int, prompt: int, limit: int) -> Sequence:
     ids = tuple(2 + (number + i) % 7 for i in range(prompt))
-    return Sequence(id=number, prompt=ids, params=SamplingParams(), choice=0, seed=0, stops=(EOS,), limit=limit, stream=None,
-                    on_delta=lambda _: None, stats=RequestStats(prompt_tokens=prompt), tokens=list(ids))
+    return Sequence(id=number, prompt=ids, params=SamplingParams(), choice=0, seed=0, stops=(EOS,), limit=limit,
+                    stream=None, on_delta=lambda _: None, stats=RequestStats(prompt_tokens=prompt), tokens=list(ids))
 
 
 @dataclass
@@ -57,7 +57,8 @@ class SimulatedDevice:
     chance: random.Random
     mean_length: int
     slots: dict[int, Slot] = field(default_factory=dict)
-    pool: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)  # (page, offset) -> owner, position, token
+    # (page, offset) -> owner, position, token
+    pool: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
     committed: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # tokens in a step -> steps
 
     def admit(self, sequence: Sequence) -> None:

@@ -56,7 +56,7 @@ def test_drafting_changes_no_bit(tp):
     try:
         prompts = [chat_ids(harness.engine, text) for text in texts("ordinary", 12) + texts("copy", 3)]
         ways = [dict(temperature=0.0), dict(temperature=1.0, seed=7)]
-        requests = [(ids, way | dict(max_tokens=24, logprobs=5)) for ids in prompts for way in ways]
+        requests = [(ids, way | dict(max_tokens=16, logprobs=5)) for ids in prompts for way in ways]
         off = harness.ask_all([(ids, params | dict(max_draft_tokens=0)) for ids, params in requests])
         on = harness.ask_all(requests)
         assert [a.record() for a in on] == [a.record() for a in off]

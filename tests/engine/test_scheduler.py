@@ -19,8 +19,8 @@ def random_capacity(chance: random.Random) -> Capacity:
     page_size, slots, length = chance.choice((1, 2, 3, 4, 8)), chance.randint(1, 5), chance.randint(6, 60)
     width = -(-length // page_size)
     pages = 1 + chance.choice((width, width, width + chance.randint(0, 4), slots * width))
-    return Capacity(slots=slots, length=length, rows=slots + chance.choice((0, 1, 3, 8, 30)), pages=pages, page_size=page_size,
-                    depth=chance.choice((0, 1, 3, 7)))
+    return Capacity(slots=slots, length=length, rows=slots + chance.choice((0, 1, 3, 8, 30)), pages=pages,
+                    page_size=page_size, depth=chance.choice((0, 1, 3, 7)))
 
 
 class Episode:
@@ -32,7 +32,8 @@ class Episode:
         self.mean_length = self.chance.choice((5, 20, 1000))
         self.device = SimulatedDevice(self.capacity, self.chance, self.mean_length)
         steady = self.chance.random() < 0.5
-        self.scheduler = Scheduler(self.capacity, lambda s: self.capacity.depth if steady else self.chance.randint(0, 9))
+        depth_of = lambda _: self.capacity.depth if steady else self.chance.randint(0, 9)  # noqa: E731
+        self.scheduler = Scheduler(self.capacity, depth_of)
         self.live: dict[int, Sequence] = {}
         self.finished: dict[int, Sequence] = {}
         self.aborted: set[int] = set()
@@ -42,7 +43,8 @@ class Episode:
 
     def arrive(self, number: int) -> None:
         prompt = self.chance.randint(1, self.capacity.length - 1)
-        limit = self.chance.choice((prompt + 1, self.chance.randint(prompt + 1, self.capacity.length), self.capacity.length))
+        longest = self.capacity.length
+        limit = self.chance.choice((prompt + 1, self.chance.randint(prompt + 1, longest), longest))
         self.live[number] = make_sequence(number, prompt, limit)
         self.scheduler.add(self.live[number])
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from radiance_jax.engine.request import SamplingParams
-from radiance_jax.engine.state import (DECODE, IDLE, PREFILL, SLOT_FIELDS, STOPS, Capacity, admission_size, pack_admission,
-                                       pack_plan, state_specs, unpack_admission, unpack_results)
+from radiance_jax.engine.state import (DECODE, IDLE, PREFILL, SLOT_FIELDS, STOPS, Capacity, admission_size,
+                                       pack_admission, pack_plan, state_specs, unpack_admission, unpack_results)
 from radiance_jax.engine.steps import lower_admission
 from radiance_jax.mesh import ArraySpec, make_mesh, zeros
 
@@ -21,9 +21,9 @@ NEVER_NEUTRAL = dict(temperature=0.7, top_k=-1, top_p=0.9, min_p=0.1, presence_p
                      repetition_penalty=1.1, min_tokens=2, logit_bias=((3, -100.0), (9, 0.1), (3, 40.0)))
 
 
-def admission(params=SamplingParams(), *, slot=1, tokens=range(5), prompt=5, seed=0, stops=(), pages=(4, 2), limit=30, choice=0):  # noqa: B008
-    return pack_admission(CAPACITY, slot=slot, pages=list(pages), tokens=list(tokens), prompt=prompt, limit=limit, params=params,
-                          seed=seed, choice=choice, stops=list(stops))
+def admission(params=None, *, slot=1, tokens=range(5), prompt=5, seed=0, stops=(), pages=(4, 2), limit=30, choice=0):
+    return pack_admission(CAPACITY, slot=slot, pages=list(pages), tokens=list(tokens), prompt=prompt, limit=limit,
+                          params=params or SamplingParams(), seed=seed, choice=choice, stops=list(stops))
 
 
 def unpacked(packed: np.ndarray) -> dict[str, np.ndarray]:
@@ -47,7 +47,8 @@ def test_every_field_of_an_admission_comes_back():
     assert f["tokens"][:7].tolist() == list(range(10, 17))
 
 
-@pytest.mark.parametrize("seed", (0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**31), -(2**63), 0x123456789ABCDEF0))
+@pytest.mark.parametrize("seed", (0, 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**31), -(2**63),
+                                  0x123456789ABCDEF0))
 def test_a_seed_keeps_its_64_bits(seed):
     f = unpacked(admission(seed=seed))
     words = [int(f[name]) & 0xFFFFFFFF for name in ("seed_low", "seed_high")]
@@ -60,15 +61,16 @@ def test_a_float_keeps_its_f32_bits(value):
     assert bits == struct.pack("<f", value)
 
 
-@pytest.mark.parametrize("change", (dict(presence_penalty=0.1), dict(frequency_penalty=-0.1), dict(repetition_penalty=1.01),
-                                    dict(logit_bias=((1, 1.0),)), dict(min_tokens=1)))
+@pytest.mark.parametrize("change", (dict(presence_penalty=0.1), dict(frequency_penalty=-0.1), dict(min_tokens=1),
+                                    dict(logit_bias=((1, 1.0),)), dict(repetition_penalty=1.01)))
 def test_whatever_adjusts_logits_says_so(change):
     assert int(unpacked(admission(SamplingParams(**change)))["adjusts"]) == 1
     assert int(unpacked(admission(SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.5)))["adjusts"]) == 0
 
 
-@pytest.mark.parametrize(("asked", "top", "prompt"), ((dict(), 0, 0), (dict(logprobs=0), 0, 0), (dict(logprobs=1), 1, 0),
-                                                      (dict(prompt_logprobs=0), 0, 1), (dict(prompt_logprobs=2), 1, 1)))
+@pytest.mark.parametrize(("asked", "top", "prompt"), (
+    (dict(), 0, 0), (dict(logprobs=0), 0, 0), (dict(logprobs=1), 1, 0), (dict(prompt_logprobs=0), 0, 1),
+    (dict(prompt_logprobs=2), 1, 1)))
 def test_logprobs_asked_for_are_flagged(asked, top, prompt):
     f = unpacked(admission(SamplingParams(**asked)))
     assert (int(f["wants_top"]), int(f["wants_prompt"])) == (top, prompt)
@@ -76,7 +78,7 @@ def test_logprobs_asked_for_are_flagged(asked, top, prompt):
 
 def test_the_largest_admission_fits():
     bias = tuple((i % VOCAB, float(i % 100)) for i in range(512))
-    f = unpacked(admission(SamplingParams(logit_bias=bias), tokens=range(40), prompt=1, stops=range(STOPS), pages=range(1, 6)))
+    f = unpacked(admission(SamplingParams(logit_bias=bias), tokens=range(40), stops=range(STOPS), pages=range(1, 6)))
     assert f["bias_ids"].tolist() == [i for i, _ in bias] and f["bias_values"].tolist() == [x for _, x in bias]
     assert f["stops"].tolist() == list(range(STOPS))
     assert f["table"].tolist() == list(range(1, 6)) and f["tokens"].tolist() == list(range(40))
@@ -85,7 +87,8 @@ def test_the_largest_admission_fits():
 def test_a_plan_holds_slots_by_number_and_page_updates_behind_them():
     plan = pack_plan(CAPACITY, [(2, DECODE, 0, 4), (0, PREFILL, 7, 0)], [(2, 3, 9), (0, 1, 5)])
     assert plan.dtype == np.int32
-    assert plan.tolist() == [[PREFILL, 7, 0], [IDLE, 0, 0], [DECODE, 0, 4], [2, 3, 9], [0, 1, 5]] + [[-1] * 3] * (CAPACITY.updates - 2)
+    assert plan[:3].tolist() == [[PREFILL, 7, 0], [IDLE, 0, 0], [DECODE, 0, 4]]
+    assert plan[3:].tolist() == [[2, 3, 9], [0, 1, 5]] + [[-1] * 3] * (CAPACITY.updates - 2)
 
 
 def test_a_plan_refuses_more_page_updates_than_it_carries():
@@ -107,21 +110,22 @@ def test_results_come_back_by_slot_and_by_row():
 
 @pytest.fixture(scope="module")
 def admit():
-    """The admission program and an empty state."""
+    """The state after some admissions into an empty one."""
     mesh = make_mesh(1)
     program = lower_admission(CAPACITY, VOCAB, mesh, admission_size(CAPACITY)).compile()
-    empty = lambda: jax.tree.map(lambda s: zeros(s, mesh), state_specs(CAPACITY, VOCAB),  # noqa: E731
-                                 is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
-    return lambda *packed: jax.tree.map(np.asarray, _fold(program, empty(), packed))
+
+    def state_after(*admissions: np.ndarray):
+        specs = state_specs(CAPACITY, VOCAB)
+        state = jax.tree.map(lambda s: zeros(s, mesh), specs, is_leaf=lambda s: isinstance(s, ArraySpec))
+        for packed in admissions:
+            state = program(state, packed)
+        return jax.tree.map(np.asarray, state)
+
+    return state_after
 
 
-def _fold(program, state, packed):
-    for vector in packed:
-        state = program(state, vector)
-    return state
-
-
-FULL = dict(params=SamplingParams(**NEVER_NEUTRAL), tokens=(7, 7, 8, 3, 9, 9, 3), prompt=4, stops=(2,), seed=-5, choice=1)
+FULL = dict(params=SamplingParams(**NEVER_NEUTRAL), tokens=(7, 7, 8, 3, 9, 9, 3), prompt=4, stops=(2,), seed=-5,
+            choice=1)
 
 
 def test_an_admission_counts_prompt_and_output_apart_and_adds_biases_up(admit):
@@ -141,7 +145,8 @@ def test_an_admission_leaves_nothing_of_the_slots_last_owner_and_touches_no_othe
     neighbour, plain = admission(**FULL | dict(slot=2)), admission(seed=3, tokens=(1, 2), prompt=2, pages=(3,))
     reused, fresh = admit(neighbour, admission(**FULL), plain), admit(neighbour, plain)
     for item in fields(reused):
-        for a, b in zip(jax.tree.leaves(getattr(reused, item.name)), jax.tree.leaves(getattr(fresh, item.name)), strict=True):
+        leaves = (jax.tree.leaves(getattr(state, item.name)) for state in (reused, fresh))
+        for a, b in zip(*leaves, strict=True):
             np.testing.assert_array_equal(a, b, err_msg=item.name)
     alone = admit(neighbour)
     for a, b in zip(jax.tree.leaves(reused), jax.tree.leaves(alone), strict=True):

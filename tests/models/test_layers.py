@@ -11,7 +11,8 @@ from radiance_jax.models.config import RopeConfig
 from radiance_jax.models.layers import linear, product, rms_norm, rotary_frequencies, rotate
 
 SIZE = 64
-LLAMA3 = dict(kind="llama3", theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
+LLAMA3 = dict(kind="llama3", theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position=8192)
 YARN = dict(kind="yarn", theta=1e6, factor=4.0, original_max_position=4096)
 ROPES = {
     "default": RopeConfig(theta=1e5),
@@ -71,7 +72,8 @@ def test_every_branch_of_the_scaled_kinds_is_met():
 
 
 @pytest.mark.parametrize(("change", "expected"), (
-    (dict(), 0.1 * math.log(4) + 1), (dict(attention_factor=1.5, mscale=1.0, mscale_all_dim=0.5), 1.5), (dict(factor=1.0), 1.0),
+    (dict(), 0.1 * math.log(4) + 1), (dict(factor=1.0), 1.0),
+    (dict(attention_factor=1.5, mscale=1.0, mscale_all_dim=0.5), 1.5),
     (dict(mscale=1.0, mscale_all_dim=0.5), (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)),
     (dict(mscale=2.0), 0.1 * math.log(4) + 1)))
 def test_yarn_attention_factor(change, expected):
@@ -95,7 +97,10 @@ def test_scores_of_rotated_heads_depend_on_distance_alone():
     rng = np.random.default_rng(1)
     q, k = rng.normal(size=(2, 1, 1, SIZE)).astype(np.float32)
     frequencies, attention = rotary_frequencies(RopeConfig(theta=1e4), SIZE)
-    turned = lambda x, at: np.asarray(rotate(x, np.array([at], np.int32), frequencies, attention))[0, 0]  # noqa: E731
+
+    def turned(x, at):
+        return np.asarray(rotate(x, np.array([at], np.int32), frequencies, attention))[0, 0]
+
     scores = [turned(q, at + 5) @ turned(k, at) for at in (0, 3, 40, 200)]
     np.testing.assert_allclose(scores, scores[0], atol=1e-3)
     assert abs(turned(q, 9) @ turned(k, 0) - scores[0]) > 0.1

@@ -59,8 +59,8 @@ def test_attention_summed_over_ranks_is_attention(heads, groups, tp):
     config = make_config(heads, groups)
     tensors, x = checkpoint(config), np.random.default_rng(1).normal(size=(TIME, WIDTH))
     p = "model.layers.0.self_attn."
-    whole = attention(x, *(np.concatenate([tensors[f"{p}{n}_proj.{kind}"] for n in "qkv"]) for kind in ("weight", "bias")),
-                      tensors[p + "o_proj.weight"], heads, groups)
+    fused = (np.concatenate([tensors[f"{p}{n}_proj.{kind}"] for n in "qkv"]) for kind in ("weight", "bias"))
+    whole = attention(x, *fused, tensors[p + "o_proj.weight"], heads, groups)
     cut, ranks = over_ranks(config, tensors, tp, ("qkv", "qkv_bias", "out"))
     parts = [attention(x, *rank, cut.local_heads, cut.local_kv_heads) for rank in ranks]
     assert np.abs(whole).max() > 0.1
@@ -72,8 +72,8 @@ def test_swiglu_summed_over_ranks_is_swiglu(ff, tp):
     config = make_config(2, 1, ff=ff)
     tensors, x = checkpoint(config), np.random.default_rng(1).normal(size=(TIME, WIDTH))
     p = "model.layers.0.mlp."
-    whole = swiglu(x, *(np.concatenate([tensors[f"{p}{n}_proj.{kind}"] for n in ("gate", "up")]) for kind in ("weight", "bias")),
-                   tensors[p + "down_proj.weight"])
+    fused = (np.concatenate([tensors[f"{p}{n}_proj.{kind}"] for n in ("gate", "up")]) for kind in ("weight", "bias"))
+    whole = swiglu(x, *fused, tensors[p + "down_proj.weight"])
     _, ranks = over_ranks(config, tensors, tp, ("gate_up", "gate_up_bias", "down"))
     assert np.abs(whole).max() > 0.01
     np.testing.assert_allclose(sum(swiglu(x, *rank) for rank in ranks), whole, rtol=1e-12, atol=1e-12)

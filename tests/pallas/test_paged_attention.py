@@ -35,8 +35,7 @@ class Text:
 
 
 def make_text(rng, dtype, length: int = LENGTH) -> Text:
-    draw = lambda heads: rng.normal(0, 2, (length, heads, SIZE)).astype(dtype)  # noqa: E731
-    return Text(draw(HEADS), draw(GROUPS), draw(GROUPS))
+    return Text(*(rng.normal(0, 2, (length, heads, SIZE)).astype(dtype) for heads in (HEADS, GROUPS, GROUPS)))
 
 
 def dense(text: Text, position: int) -> np.ndarray:
@@ -169,8 +168,9 @@ def test_segments_cover_every_row_once_in_order(height):
     for _ in range(20):
         count = np.where(rng.random(SLOTS) < 0.7, rng.integers(1, 5, SLOTS), 0).astype(np.int32)
         start, position = (np.cumsum(count) - count).astype(np.int32), rng.integers(0, 9, SLOTS).astype(np.int32)
-        s = jax.tree.map(np.asarray, make_segments(jnp.asarray(start), jnp.asarray(count), jnp.asarray(position), height,
-                                                   SLOTS + ROWS // height))
-        covered = [(int(s.slot[i]), int(s.row[i]) + j, int(s.position[i]) + j) for i in range(s.count) for j in range(s.rows[i])]
-        assert covered == [(slot, start[slot] + j, position[slot] + j) for slot in range(SLOTS) for j in range(count[slot])]
+        arrays = map(jnp.asarray, (start, count, position))
+        s = jax.tree.map(np.asarray, make_segments(*arrays, height, SLOTS + ROWS // height))
+        covered = [(s.slot[i], s.row[i] + j, s.position[i] + j) for i in range(s.count) for j in range(s.rows[i])]
+        rows = [(slot, start[slot] + j, position[slot] + j) for slot in range(SLOTS) for j in range(count[slot])]
+        assert covered == rows
         assert (s.rows[: s.count] > 0).all() and (s.rows <= height).all() and not s.rows[s.count:].any()

@@ -53,7 +53,8 @@ def test_acceptance_equals_committing_one_token_at_a_time(slots):
     assert verdicts(slots) == [committed(*slot) for slot in slots]
 
 
-def slot(drawn=(1, 2, 3, 4, 5, 0), drafts=(1, 2, 3, 4, 5), count=DEPTH, draws=True, stops=(-1, -1, -1), length=10, limit=100):
+def slot(drawn=(1, 2, 3, 4, 5, 0), drafts=(1, 2, 3, 4, 5), count=DEPTH, draws=True, stops=(-1, -1, -1), length=10,
+         limit=100):
     return drawn, drafts, count, draws, stops, length, limit
 
 
@@ -64,7 +65,8 @@ def test_agreement_ends_at_the_first_difference_whatever_follows():
 
 
 def test_a_run_is_cut_at_its_first_stop_token():
-    slots = [slot(stops=(-1, token, 5)) for token in (1, 2, 3, 4)] + [slot(stops=(0, -1, -1)), slot(stops=(7, 8, 9))] * 2
+    slots = [slot(stops=(-1, token, 5)) for token in (1, 2, 3, 4)]
+    slots += [slot(stops=(0, -1, -1)), slot(stops=(7, 8, 9))] * 2
     ends = [(1, STOPPED), (2, STOPPED), (3, STOPPED), (4, STOPPED)] + [(6, STOPPED), (6, GOES_ON)] * 2
     assert [v[1:] for v in verdicts(slots)] == ends
 
