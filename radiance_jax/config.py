@@ -33,18 +33,24 @@ def parse_mesh(text: str) -> dict[str, int]:
 class EngineConfig(Config):
     """Everything the engine needs to start. None means that the engine decides from model and device."""
 
-    model: str | None = setting(str, None, "a .rad file, a model folder or a GGUF file (default: the default model)",
-                                MODEL)
+    model: str | None = setting(str, None, "a .rad file, a model folder, a GGUF file or a hub id such as org/name "
+                                "(default: the default model)", MODEL)
     mesh: str = setting(str, "tp=1", "devices by axis, as in tp=8", MODEL)
     dtype: Literal["auto", "bf16", "f32"] = setting(
         str, "auto", "dtype of weights and activations", MODEL, choices=("auto", "bf16", "f32"),
         synonyms={"bfloat16": "bf16", "float32": "f32"})
     max_model_len: int | None = setting(int, None, "longest prompt plus answer, in tokens", MODEL, low=2)
+    chat_template: str | None = setting(str, None, "file with a jinja2 chat template (default: the model's own)", MODEL)
 
     max_num_seqs: int = setting(int, 8, "sequences decoded together", MEMORY, low=1, high=4096)
     max_num_batched_tokens: int | None = setting(int, None, "most token rows in one step", MEMORY, low=1)
     kv_pages: int | None = setting(int, None, "pages in the key/value pool", MEMORY, low=1)
     page_size: int | None = setting(int, None, "tokens in a page", MEMORY, low=1)
+    gpu_memory_utilization: float | None = setting(
+        float, None, "share of the memory that weights, workspace, state and key/value pool may fill together (default: "
+        "0.9 of a device's, 0.5 of a CPU host's with at most an eighth for the pool)", MEMORY, low=0.01, high=1.0)
+    kv_cache_dtype: str = setting(str, "auto", "dtype of keys and values: auto, or the one of dtype", MEMORY)
+    enable_prefix_caching: bool = setting(bool, False, "not in this version: only no is taken", MEMORY)
 
     bit_exact: Literal["auto", "on", "off"] = setting(
         str, "auto", "whether an answer's bits may depend on nothing but its request", EXACT,
@@ -70,9 +76,23 @@ class EngineConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_mesh(self.mesh)
+        self._check_cache()
         if self.spec_ngram_min > self.spec_ngram_max:
             raise UserError(f"spec_ngram_min must be at most spec_ngram_max ({self.spec_ngram_max}); got "
                             f"{self.spec_ngram_min}", param="spec_ngram_min")
+
+    def _check_cache(self) -> None:
+        own, word = "bf16" if self.dtype == "auto" else self.dtype, self.kv_cache_dtype.lower()
+        wanted = {"bfloat16": "bf16", "float32": "f32"}.get(word, word)
+        if wanted not in ("auto", own):
+            raise UserError(f"kv_cache_dtype must be auto or {own}, the dtype of weights and activations; got "
+                            f"{self.kv_cache_dtype!r}. Keys and values in another dtype would be rounded again, and answers "
+                            "would change; this version has no such cache.", param="kv_cache_dtype")
+        object.__setattr__(self, "kv_cache_dtype", wanted)
+        if self.enable_prefix_caching:
+            raise UserError("enable_prefix_caching must be off: this version keeps no key/value pages after their sequence "
+                            "has ended, so there is nothing to find again. Leave the flag out.",
+                            param="enable_prefix_caching")
 
     @property
     def mesh_size(self) -> int:

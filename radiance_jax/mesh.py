@@ -4,6 +4,7 @@ Every array of the engine is described once, by shape, dtype and *logical* axes 
 abstract values for ahead-of-time compilation and the slices a loader reads all derive from that.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def replicated(shape: tuple[int, ...], dtype) -> ArraySpec:

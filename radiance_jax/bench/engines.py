@@ -21,7 +21,7 @@ from radiance_jax.models.config import parse_config
 from radiance_jax.text.chat import ChatTemplate
 from radiance_jax.text.tokenizer import Tokenizer
 
-STEP = 128  # context lengths are multiples of it, so that a few tokens more do not compile other programs
+LEAST_CONTEXT = 512  # contexts are powers of two from here on, so that a few tokens more do not compile other programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def prepare(config: SpeedConfig, prompts: Sequence[Prompt]) -> tuple[list[Prompt
     if need > min(config.max_model_len or limit, limit):
         raise UserError(f"prompt and answer must fit the context of {min(config.max_model_len or limit, limit)} tokens; "
                         f"prompt {longest.id} of {longest.set} needs {need}", param="prompts")
-    room = config.max_model_len or min(-(-need // STEP) * STEP, limit)
+    room = config.max_model_len or min(max(1 << (need - 1).bit_length(), LEAST_CONTEXT), limit)
     return encoded, EngineConfig(**engine_values(config) | {
         "max_model_len": room, "max_num_seqs": max(most, config.max_num_seqs)})
 

@@ -18,7 +18,7 @@ The choice of a token is one NumPy argmax, which is cheaper than llama.cpp's own
 
 The machine must be idle: llama.cpp's threads wait for each other by spinning, so one other busy program can slow it
 tenfold and more. `cpu_share` is the CPU time had over the CPU time wanted (threads x seconds); throw a run away when it
-is under 0.95.
+is under 0.98.
 """
 
 import argparse

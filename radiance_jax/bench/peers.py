@@ -14,7 +14,7 @@ from radiance_jax.bench.prompt_sets import Prompt
 from radiance_jax.errors import RadianceError, UserError
 
 LLAMA_CPP = Path(__file__).with_name("peer_llama_cpp.py")
-LEAST_SHARE = 0.95  # of the CPU time wanted; with less, the peer's threads were waiting for another program
+LEAST_SHARE = 0.98  # of the CPU time wanted; with less, the peer's threads were waiting for another program
 
 
 @dataclass(frozen=True, kw_only=True)

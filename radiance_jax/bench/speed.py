@@ -1,7 +1,7 @@
 """`python -m radiance_jax.bench speed [MODEL] [flags]`: what drafting gains, against this engine's fastest mode without.
 
 All modes answer the same prompts greedily, with a fixed number of tokens, in one run: prompt by prompt (answers live
-one at a time) or pass by pass (several), the order of the modes rotated. Where the engine is bit-exact, every answer
+one at a time) or pass by pass (several), in an order that changes each time. Where the engine is bit-exact, every answer
 of `on` and `off` to a prompt must have the same ids and the same logprob bits, whatever the round and however many
 were live: otherwise the exit status is 1. What the figures mean is in `figures.py`.
 """
@@ -85,19 +85,24 @@ def _rounds(config: SpeedConfig, made: Sequence[Any], prompts: Sequence[Prompt],
                 log(f"round {round + 1} of {config.rounds}: {name}, {live} live")
                 units = [[each] for each in members] if live == 1 else [members]
                 for number, unit in enumerate(units):
-                    for mode in rotated(made, round + number):
+                    for mode in turn(made, round + number):
                         done = serve(mode.engine, unit, greedy(config.max_tokens, mode.max_draft_tokens), live=live, round=round)
                         passes.setdefault((name, live, mode.name), []).append(done)
-                for peer in rotated(peers, round):
+                for peer in turn(peers, round):
                     lines.append({"set": name, "live": live, "round": round,
                                   **peer.run(members, config.max_tokens, live)})
     return passes, lines, watch.cores()
 
 
-def rotated[T](items: Sequence[T], by: int) -> list[T]:
-    """`items` beginning with number `by`, counted around."""
-    start = by % len(items) if items else 0
-    return [*items[start:], *items[:start]]
+def turn[T](items: Sequence[T], number: int) -> list[T]:
+    """The order of `items` at their turn `number`: each comes first, and before and after each other, equally often (a
+    mode that always followed the same engine would find the machine's caches as that one left them).
+
+    In:  "abc", 0 to 3    Out: abc, cba, bca, acb
+    """
+    start = number // 2 % len(items) if items else 0
+    order = [*items[start:], *items[:start]]
+    return order[::-1] if number % 2 else order
 
 
 def cell(name: str, live: int, passes: dict[str, list], seed: int) -> dict[str, Any]:

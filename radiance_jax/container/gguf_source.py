@@ -1,6 +1,7 @@
-"""A GGUF file of the Llama architecture, presented as the Hugging Face model it was made from.
+"""A GGUF file of a Llama, Qwen2 or Qwen3 model, presented as the Hugging Face model it was made from.
 
-Weights are dequantised to f32, one tensor at a time; llama.cpp's permutation of query and key rows is undone.
+Weights are dequantised to f32, one tensor at a time, by the `gguf` package; llama.cpp's permutation of query and key rows,
+which its converter applies to the `llama` architecture alone, is undone.
 """
 
 import json
@@ -19,14 +20,17 @@ from radiance_jax.container.safetensors_file import TensorInfo
 from radiance_jax.container.source import combined_fingerprint, file_sha256
 from radiance_jax.container.weights import check_weights, model_config
 from radiance_jax.errors import ModelError
+from radiance_jax.models.config import LLAMA, QWEN2, QWEN3
 
+FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 ROPE_FACTORS = "rope_freqs.weight"  # how llama.cpp stores the llama3 rope scaling
 
 _OUTER = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
           "output.weight": "lm_head.weight"}
 _INNER = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
           "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-          "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+          "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+          "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LAYER = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
 
 
@@ -39,13 +43,14 @@ class GgufSource:
         self.path = Path(path)
         header = read_gguf_header(self.path)
         self._metadata, self._stored = header.metadata, header.tensors
+        self._family = self._architecture()
         self._names = {self._logical(name): name for name in header.tensors if name != ROPE_FACTORS}
         self.config = self._config()
         config = model_config(str(self.path), self.config)
         self.tensors: Mapping[str, TensorInfo] = {
             logical: self._info(header.tensors[name]) for logical, name in self._names.items()}
         check_weights(str(self.path), config, self.tensors)
-        self._heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
+        self._permuted = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if self._family == "llama" else {}
 
     @property
     def description(self) -> str:
@@ -74,7 +79,7 @@ class GgufSource:
         if name not in self.tensors:
             raise ModelError(f"{self.path}: no weight is called {name!r}", param=name)
         weight = self._dequantised(self._names[name])
-        heads = self._heads.get(name.split(".")[-2])
+        heads = self._permuted.get(name.split(".")[-2])
         return weight if heads is None else _unpermuted(weight, heads)
 
     @cached_property
@@ -113,26 +118,28 @@ class GgufSource:
             return _OUTER[name]
         match = _LAYER.fullmatch(name)
         if not match or match[2] not in _INNER:
-            raise ModelError(f"{self.path}: tensor {name!r} is no weight of a Llama model", param=name)
+            raise ModelError(f"{self.path}: tensor {name!r} is no weight of a {self._family} model", param=name)
         return f"model.layers.{int(match[1])}.{_INNER[match[2]]}.{match[3]}"
 
     def _config(self) -> dict[str, Any]:
         """The config.json of the Hugging Face model, from the metadata."""
         meta, names = self._metadata, self._names
-        family = meta.get("general.architecture")
-        if family != "llama":
-            raise ModelError(f"{self.path}: general.architecture must be 'llama'; got {family!r}. Convert a model of "
-                             "the Llama family.", param="general.architecture")
-        for key, plain in (("split.count", (None, 0, 1)), ("llama.expert_count", (None, 0))):
+        family = self._family
+        for key, plain in (("split.count", (None, 0, 1)), (f"{family}.expert_count", (None, 0))):
             if meta.get(key) not in plain:
                 raise ModelError(f"{self.path}: {key} = {meta[key]!r} is not supported: only dense models in one "
                                  "file", param=key)
+        window = meta.get(f"{family}.attention.sliding_window") or 0
+        if window and not (isinstance(window, int) and window >= self._number("context_length")):
+            raise ModelError(f"{self.path}: {family}.attention.sliding_window must be absent or no less than the context; "
+                             f"got {str(window)[:60]}. Sliding-window attention is not served by this version.",
+                             param=f"{family}.attention.sliding_window")
         heads, width = self._number("attention.head_count"), self._number("embedding_length")
-        head_size = meta.get("llama.attention.key_length") or max(width // heads, 1)
-        rotary = meta.get("llama.rope.dimension_count", head_size)
+        head_size = meta.get(f"{family}.attention.key_length") or max(width // heads, 1)
+        rotary = meta.get(f"{family}.rope.dimension_count", head_size)
         if rotary != head_size:
-            raise ModelError(f"{self.path}: llama.rope.dimension_count must equal the head size {head_size}; "
-                             f"got {rotary!r}", param="llama.rope.dimension_count")
+            raise ModelError(f"{self.path}: {family}.rope.dimension_count must equal the head size {head_size}; "
+                             f"got {rotary!r}", param=f"{family}.rope.dimension_count")
         tokens = meta.get("tokenizer.ggml.tokens")
         count = len(tokens) if isinstance(tokens, list) else 0
         vocab = self._stored["token_embd.weight"].shape[0] if "token_embd.weight" in self._stored else count
@@ -140,7 +147,7 @@ class GgufSource:
                if (token := special_id(meta, key, count)) is not None]
         eos = list(dict.fromkeys(eos))
         config = {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+            "architectures": [FAMILIES[family]], "model_type": family, "hidden_act": "silu",
             "hidden_size": width, "intermediate_size": self._number("feed_forward_length"),
             "num_hidden_layers": self._number("block_count"), "num_attention_heads": heads,
             "num_key_value_heads": self._number("attention.head_count_kv", heads), "head_dim": head_size,
@@ -148,7 +155,7 @@ class GgufSource:
             "rms_norm_eps": _shortest(self._number("attention.layer_norm_rms_epsilon", kind=float)),
             "rope_theta": _shortest(self._number("rope.freq_base", 10000.0, kind=float)),
             "tie_word_embeddings": "lm_head.weight" not in names,
-            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in names,
+            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in names,  # heard where the family leaves it open
             "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in names,
             "bos_token_id": special_id(meta, "bos_token_id", count),
             "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
@@ -157,15 +164,24 @@ class GgufSource:
         scaling = self._rope_scaling(config["rope_theta"], head_size)
         return config | ({"rope_scaling": scaling} if scaling else {})
 
+    def _architecture(self) -> str:
+        family = self._metadata.get("general.architecture")
+        if not isinstance(family, str) or family not in FAMILIES:
+            raise ModelError(f"{self.path}: general.architecture must be one of {', '.join(FAMILIES)}; got "
+                             f"{str(family)[:60]!r}. Other families are not served by this version.",
+                             param="general.architecture")
+        return family
+
     def _number(self, key: str, default: Any = None, kind: type = int) -> Any:
-        value = self._metadata.get(f"llama.{key}", default)
+        name = f"{self._family}.{key}"
+        value = self._metadata.get(name, default)
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < 2**31:
-            raise ModelError(f"{self.path}: GGUF metadata llama.{key} must be a positive number; got "
-                             f"{str(value)[:60]}", param=f"llama.{key}")
+            raise ModelError(f"{self.path}: GGUF metadata {name} must be a positive number; got {str(value)[:60]}",
+                             param=name)
         return value
 
     def _rope_scaling(self, theta: float, head_size: int) -> dict[str, Any] | None:
-        prefix = "llama.rope.scaling."
+        prefix = f"{self._family}.rope.scaling."
         block = {key[len(prefix):]: value for key, value in self._metadata.items() if key.startswith(prefix)}
         kind = block.get("type", "none")
         if ROPE_FACTORS in self._stored:

@@ -8,6 +8,7 @@ import numpy as np
 from radiance_jax.container.safetensors_file import CODES, TensorInfo
 from radiance_jax.errors import ModelError
 from radiance_jax.models.config import ModelConfig, parse_config
+from radiance_jax.models.tensors import tensor_shapes
 
 DRAFT_PREFIX = "draft."
 BLOCKS = ("embedding", "attention", "mlp", "norms", "head", "draft", "other")
@@ -16,41 +17,11 @@ _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 def model_config(where: str, raw: dict[str, Any]) -> ModelConfig:
-    """`parse_config` of a dictionary that came from a file: values of a wrong kind are a `ModelError` too."""
+    """`parse_config` of a dictionary that came from the file `where`."""
     try:
         return parse_config(raw)
     except ModelError as error:
         raise ModelError(f"{where}: {error}", param=error.param) from None
-    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-        raise ModelError(f"{where}: config.json holds a value of the wrong kind: {error}", param="config") from error
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes ([out, in]) of every weight of the target, in the order in which they are written."""
-    width, ff = config.width, config.ff_width
-    queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-    linears = {
-        "self_attn.q_proj": (queries, width, config.attention_bias),
-        "self_attn.k_proj": (keys, width, config.attention_bias),
-        "self_attn.v_proj": (keys, width, config.attention_bias),
-        "self_attn.o_proj": (width, queries, config.output_bias),
-        "mlp.gate_proj": (ff, width, config.mlp_bias),
-        "mlp.up_proj": (ff, width, config.mlp_bias),
-        "mlp.down_proj": (width, ff, config.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, width)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes[prefix + "input_layernorm.weight"] = (width,)
-        for name, (rows, columns, bias) in linears.items():
-            shapes[f"{prefix}{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{prefix}{name}.bias"] = (rows,)
-        shapes[prefix + "post_attention_layernorm.weight"] = (width,)
-    shapes["model.norm.weight"] = (width,)
-    if not config.tied_head:
-        shapes["lm_head.weight"] = (config.vocab_size, width)
-    return shapes
 
 
 def ignored(name: str, config: ModelConfig) -> bool:
@@ -66,7 +37,7 @@ def check_weights(where: str, config: ModelConfig, tensors: Mapping[str, TensorI
     if config.num_layers > len(tensors):  # also keeps an absurd layer count from building an absurd list
         raise ModelError(f"{where}: num_hidden_layers is {config.num_layers}, but there are only {len(tensors)} "
                          "tensors; weights are missing", param="num_hidden_layers")
-    expected = expected_shapes(config)
+    expected = tensor_shapes(config)
     target = {name: info for name, info in tensors.items() if not name.startswith(DRAFT_PREFIX)}
     for fault, names in (("missing", expected.keys() - target.keys()), ("unknown", target.keys() - expected.keys())):
         if names:

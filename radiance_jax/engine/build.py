@@ -16,6 +16,7 @@ from radiance_jax.container.default_model import ensure_default_model
 from radiance_jax.container.source import open_model
 from radiance_jax.engine.compile import CompileGuard, compile_all, use_persistent_cache
 from radiance_jax.engine.device import Device
+from radiance_jax.engine.hooks import Hooks
 from radiance_jax.engine.state import Capacity, admission_size
 from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
 from radiance_jax.errors import UserError
@@ -104,7 +105,7 @@ def _auto_pages(config: EngineConfig, model: ModelConfig, cut: Partition, chosen
     return max(min(config.max_num_seqs * full, budget // per_page), 2)
 
 
-def build(config: EngineConfig, log: Callable[[str], None]) -> Built:
+def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = Hooks()) -> Built:
     """Opens, decides, loads, compiles and warms up. Raises `UserError` for what cannot be served."""
     platform = jax.default_backend()
     chosen = choose(config, platform)
@@ -140,7 +141,7 @@ def build(config: EngineConfig, log: Callable[[str], None]) -> Built:
         shape = StepShape(rows=rows, tile=chosen.tile, segment=chosen.tile or min(rows, 8),
                           block_pages=1 if chosen.tile or platform == "cpu" else 8,
                           ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min)
-        lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, (cache,) * settings.num_layers)
+        lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, (cache,) * settings.num_layers, hooks)
     compiled = compile_all(lowered, threads=min(os.cpu_count() or 1, 8))
     log(f"programs: {len(compiled) - 1} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
     started = time.monotonic()
@@ -148,7 +149,7 @@ def build(config: EngineConfig, log: Callable[[str], None]) -> Built:
     log(f"weights: loaded in {time.monotonic() - started:.1f} s")
     programs = Programs(steps={rows: compiled[rows] for rows in sorted(k for k in compiled if k != "admit")}, admit=compiled["admit"])
     device = Device(mesh=mesh, params=params, capacity=capacity, programs=programs,
-                    cache_specs=(cache,) * settings.num_layers, padded_vocab=cut.vocab_size)
+                    cache_specs=(cache,) * settings.num_layers, padded_vocab=cut.vocab_size, knobs=hooks.knobs)
     device.warm_up()
     defaults = generation_defaults(model)
     return Built(name=name, model_config=settings, capacity=capacity, device=device, guard=CompileGuard(), tokenizer=tokenizer,

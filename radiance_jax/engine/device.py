@@ -29,7 +29,7 @@ class Pending:
 
 class Device:
     def __init__(self, *, mesh: Mesh, params: Any, capacity: Capacity, programs: Programs, cache_specs: tuple[ArraySpec, ...],
-                 padded_vocab: int):
+                 padded_vocab: int, knobs: Any = ()):
         self.capacity = capacity
         self._programs = programs
         self._params = params
@@ -37,6 +37,11 @@ class Device:
         self._state = jax.tree.map(lambda spec: zeros(spec, mesh), state_specs(capacity, padded_vocab),
                                    is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
         self._whole = NamedSharding(mesh, PartitionSpec())
+        self.turn(knobs)
+
+    def turn(self, knobs: Any) -> None:
+        """Gives the knobs of `Hooks` other values, from the next step on."""
+        self._knobs = jax.tree.map(lambda x: jax.device_put(x, self._whole), knobs)
 
     def admit(self, sequence: Sequence) -> None:
         packed = pack_admission(
@@ -49,7 +54,7 @@ class Device:
         rows = next(rows for rows in self._programs.steps if rows >= plan.rows)
         packed = pack_plan(self.capacity, [(e.slot, e.mode, e.chunk, e.depth) for e in plan.entries], plan.pages)
         self._caches, self._state, results, tops = self._programs.steps[rows](
-            self._params, self._caches, self._state, jax.device_put(packed, self._whole))
+            self._params, self._caches, self._state, jax.device_put(packed, self._whole), self._knobs)
         results.copy_to_host_async()
         return Pending(plan, rows, time.monotonic(), results, tops)
 
@@ -67,5 +72,5 @@ class Device:
         self._state = self._programs.admit(self._state, jax.device_put(empty, self._whole))
         for program in self._programs.steps.values():
             packed = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
-            self._caches, self._state, results, _ = program(self._params, self._caches, self._state, packed)
+            self._caches, self._state, results, _ = program(self._params, self._caches, self._state, packed, self._knobs)
             np.asarray(results)

@@ -1,5 +1,6 @@
 """The engine: one thread that plans, sends, reads and tells, always one step ahead of what it has read."""
 
+import logging
 import random
 import threading
 import time
@@ -7,17 +8,22 @@ from collections import deque
 from collections.abc import Callable, Sequence as Ids
 from typing import Any
 
+import jax
+
 from radiance_jax.config import EngineConfig
-from radiance_jax.engine.build import Built, build
+from radiance_jax.engine.build import Built, build, choose
 from radiance_jax.engine.device import Pending
+from radiance_jax.engine.hooks import Hooks
 from radiance_jax.engine.request import MAX_STOP_TOKENS, Delta, RequestStats, SamplingParams
-from radiance_jax.engine.results import Reader
+from radiance_jax.engine.results import DRAFTS, EMITTED, Reader
 from radiance_jax.engine.scheduler import Scheduler
 from radiance_jax.engine.sequence import Sequence
-from radiance_jax.engine.state import STOPS
+from radiance_jax.engine.state import PREFILL, STOPS, Results
 from radiance_jax.engine.stats import EngineStats
 from radiance_jax.errors import CapacityError, UserError
 from radiance_jax.text.output import TextStream
+
+log = logging.getLogger("radiance_jax.engine")
 
 
 class Engine:
@@ -35,6 +41,7 @@ class Engine:
         self._stats = EngineStats()
         self._reader = Reader(self._stats)
         self._max_queue = max_queue
+        self._tile = choose(config, jax.default_backend()).tile  # None: a step costs all rows of its program
         self._seeds = random.Random(config.seed)
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = threading.Condition()
@@ -46,15 +53,21 @@ class Engine:
         self._thread.start()
 
     @classmethod
-    def load(cls, config: EngineConfig, log: Callable[[str], None] = print) -> "Engine":
+    def load(cls, config: EngineConfig, log: Callable[[str], None] = print, hooks: Hooks = Hooks()) -> "Engine":
         """Opens the model, builds mesh and programs, warms up. Blocks until the engine is ready."""
-        return cls(build(config, log), config, getattr(config, "max_queue", None))
+        return cls(build(config, log, hooks), config, getattr(config, "max_queue", None))
 
     # ---- called from any thread ----
 
     def submit(self, prompt_ids: Ids[int], params: SamplingParams, on_delta: Callable[[Delta], None], *, choice: int = 0) -> int:
         """Queues one answer and returns its id. `on_delta` is called from the engine's thread, never after a
-        delta with a finish reason. Raises `UserError` for a request that cannot be served, `CapacityError` when full."""
+        delta with a finish reason; if it raises, this answer ends and the others go on. Raises `UserError` for a
+        request that cannot be served, `CapacityError` when full.
+
+        A request without a seed gets the next number of a stream that `config.seed` starts: the same requests in the
+        same order give the same answers, but such an answer depends on what came before it. Give a seed to have one
+        that does not.
+        """
         prompt = tuple(int(token) for token in prompt_ids)
         limit = self._check(prompt, params)
         eos = () if params.ignore_eos else self._eos
@@ -130,8 +143,11 @@ class Engine:
         except BaseException as failure:  # noqa: BLE001 - every listener must hear of it, whatever it is
             with self._news:
                 self._failure = failure
+            log.error("the engine failed; every answer under way ends with an error, and no more are taken")
             for sequence in list(self._sequences.values()):
                 self._reader.end(sequence, "error", f"the engine failed: {failure}")
+            self._sequences.clear()
+            self._stats.running = self._stats.waiting = 0
             raise
 
     def _loop(self) -> None:
@@ -165,13 +181,26 @@ class Engine:
         begun = max(last, pending.sent_at)
         results, top_ids, tops = self._device.read(pending)
         now = time.monotonic()
-        self._stats.record_step(pending.rows, now - begun)
+        self._stats.record_step(self._rows_computed(pending, results), now - begun)
         self._stats.host_gap_seconds += max(pending.sent_at - last, 0.0) if last else 0.0
         for entry in pending.plan.entries:
             self._scheduler.settle(entry)
             if not entry.sequence.finished and self._reader.apply(entry, results, top_ids, tops):
                 self._forget(entry.sequence)
         return now
+
+    def _rows_computed(self, pending: Pending, results: Results) -> int:
+        """Rows the step was paid for: its live rows in whole tiles, or all of its program's where there are no tiles."""
+        if self._tile is None:
+            return pending.rows
+        live = 0
+        for entry in pending.plan.entries:
+            slot = results.slots[entry.slot]
+            if entry.mode == PREFILL:
+                live += entry.chunk
+            elif slot[EMITTED]:  # else it had ended the step before, which the host did not know yet
+                live += 1 + int(slot[DRAFTS])
+        return -(-live // self._tile) * self._tile
 
     def _end(self, sequence_id: int, reason: str) -> None:
         sequence = self._sequences.get(sequence_id)
@@ -183,7 +212,18 @@ class Engine:
         self._scheduler.release(sequence)
         self._sequences.pop(sequence.id, None)
         if not self._sequences:
-            assert self._scheduler.pool.used == 0, "pages leaked"
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        """No sequence is left, so every page must be free. Pages that are not are a fault of ours that costs room but
+        changes no answer: it is logged and counted, the pages are taken back, and service goes on (tests fail)."""
+        lost = self._scheduler.reclaim()
+        if lost:
+            log.error("%d of %d key/value pages were still in use with no sequence left; they are free again. This is a "
+                      "fault in radiance_jax: please report it with the lines above", lost, self._scheduler.pool.total)
+            self._stats.leaked_pages += lost
+            if self._guard.strict:
+                raise AssertionError(f"{lost} pages leaked")
 
     def _update_gauges(self) -> None:
         stats, scheduler = self._stats, self._scheduler

@@ -117,6 +117,7 @@ class RequestStats:
     preemptions: int = 0
     arrival: float = 0.0
     first_token: float | None = None
+    last_token: float | None = None
     finished: float | None = None
 
     def speculative(self) -> dict:

@@ -1,5 +1,6 @@
 """From a step's numbers to news for the listeners: tokens, text, logprobs, and how a sequence ended."""
 
+import logging
 import time
 
 import numpy as np
@@ -10,7 +11,10 @@ from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import PREFILL, Results
 from radiance_jax.engine.stats import EngineStats
 
+log = logging.getLogger("radiance_jax.engine")
+
 STOPPED, FULL = 1, 2
+EMITTED, DRAFTS = 1, 3  # columns of `Results.slots`
 
 
 class Reader:
@@ -55,7 +59,7 @@ class Reader:
         self._deliver(sequence, Delta(
             text=text, token_ids=tuple(tokens), logprobs=scores, prompt_logprobs=self._prompt_news(sequence),
             finish_reason=reason, stop_reason=stop_reason, stats=sequence.stats if reason else None))
-        return reason is not None
+        return sequence.finished
 
     def end(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
         """Closes a sequence from outside (abort, error)."""
@@ -65,15 +69,20 @@ class Reader:
     def _deliver(self, sequence: Sequence, delta: Delta) -> None:
         now, stats = time.monotonic(), sequence.stats
         if delta.token_ids:
-            stats.completion_tokens += len(delta.token_ids)
-            self.stats.generation_tokens += len(delta.token_ids)
-            if stats.first_token is None:
-                stats.first_token = now
-                self.stats.prompt_tokens += stats.prompt_tokens
+            self.stats.record_tokens(stats, len(delta.token_ids), now)
         if delta.finish_reason:
-            sequence.finished, stats.finished = True, now
-            self.stats.record_finish(stats, delta.finish_reason)
-        sequence.on_delta(delta)
+            self._finish(sequence, delta.finish_reason, now)
+        try:
+            sequence.on_delta(delta)
+        except Exception:  # nobody hears this answer any more; the others must not suffer for it
+            log.exception("the listener of answer %d raised; the answer ends here", sequence.id)
+            self.stats.listener_errors += 1
+            if not sequence.finished:
+                self._finish(sequence, "error", now)
+
+    def _finish(self, sequence: Sequence, reason: str, now: float) -> None:
+        sequence.finished, sequence.stats.finished = True, now
+        self.stats.record_finish(sequence.stats, reason)
 
     def _count_verify(self, sequence: Sequence, drafts: int, accepted: int) -> None:
         stats = sequence.stats

@@ -56,6 +56,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
         self.preemptions = 0
+        self.budget = capacity.rows  # rows a step may use; tests lower it to cut prompts into chunks of any size
         self._depth_of = depth_of
 
     def add(self, sequence: Sequence) -> None:
@@ -75,10 +76,17 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.running and not self.waiting
 
+    def reclaim(self) -> int:
+        """Frees what is held while no sequence is there to hold it. Returns the pages found; 0 is how it should be."""
+        if not self.idle():
+            return 0
+        lost, self.pool = self.pool.used, PagePool(self.capacity.pages) if self.pool.used else self.pool
+        return lost
+
     def plan(self) -> Plan:
         plan, before = Plan(), self.preemptions
         decoding = [s for s in self.running if not s.prefilling]
-        budget = self.capacity.rows
+        budget = self.budget
         fair = budget // max(len(decoding), 1) - 1  # so that every decoding sequence fits
         for sequence in decoding:
             if sequence.slot is None or sequence.room() <= 0 or budget <= 0:

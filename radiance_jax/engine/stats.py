@@ -58,9 +58,11 @@ class EngineStats:
     deferred_proposals: int = 0  # drafts that had no room in their step
 
     steps: int = 0
-    step_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)  # rows -> (steps, seconds)
+    step_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)  # rows computed -> (steps, seconds)
     compiles_after_warmup: int = 0
     host_gap_seconds: float = 0.0  # time the device waited for the host
+    listener_errors: int = 0  # answers ended because whoever listened raised
+    leaked_pages: int = 0  # pages found in use with no sequence left, and taken back
 
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDS))
     inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_BOUNDS))
@@ -83,16 +85,24 @@ class EngineStats:
         self.step_seconds[rows] = (count + 1, total + seconds)
         self.steps += 1
 
+    def record_tokens(self, request: RequestStats, count: int, now: float) -> None:
+        """`count` tokens of one request, delivered together at `now`. A gap lies between two deliveries, and is one
+        observation however many tokens the second brought: it is what a reader of the stream waits."""
+        request.completion_tokens += count
+        self.generation_tokens += count
+        if request.first_token is None:
+            request.first_token = now
+            self.prompt_tokens += request.prompt_tokens
+            self.ttft.observe(now - request.arrival)
+        else:
+            self.inter_token.observe(now - request.last_token)
+        request.last_token = now
+
     def record_finish(self, request: RequestStats, reason: str) -> None:
-        """Latencies and token counts of a finished request; `inter_token` is its mean gap, once per gap."""
+        """The end of a request; its whole latency counts if it had a token."""
         self.finished[reason] = self.finished.get(reason, 0) + 1
-        if request.first_token is None or request.finished is None:
-            return
-        self.ttft.observe(request.first_token - request.arrival)
-        self.e2e.observe(request.finished - request.arrival)
-        gaps = request.completion_tokens - 1
-        if gaps > 0:
-            self.inter_token.observe((request.finished - request.first_token) / gaps, gaps)
+        if request.first_token is not None and request.finished is not None:
+            self.e2e.observe(request.finished - request.arrival)
 
     def snapshot(self) -> "EngineStats":
         """A copy that later steps do not change. Each container is copied in one uninterrupted operation."""

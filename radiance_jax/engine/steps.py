@@ -6,7 +6,6 @@ and as many drafts as lookup found, so that a sequence without a proposal costs 
     plan -> page tables -> proposals -> rows -> forward -> draws at the rows that need one -> acceptance -> history
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +16,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from radiance_jax import collectives
 from radiance_jax.engine import sampling
+from radiance_jax.engine.hooks import Hooks
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity, State, state_specs, unpack_admission
-from radiance_jax.mesh import TENSOR_AXIS, ArraySpec
+from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, replicated
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
@@ -39,7 +39,6 @@ class StepShape:
     block_pages: int
     ngram_longest: int
     ngram_shortest: int
-    propose: Callable[..., tuple[jax.Array, jax.Array]] | None = None  # tests: another proposer of lookup's signature
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,14 @@ def _layout(count: jax.Array, position: jax.Array, rows: int) -> _Layout:
     return _Layout(ends - count, count, position, slot, index < ends[-1], ends[-1])
 
 
-def _propose(state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape):
+def _propose(state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape, hooks: Hooks, knobs):
     """Drafts [S, K] and their number [S], never past the length limit; written behind the history as well."""
     if capacity.depth == 0:
         return state, jnp.zeros((capacity.slots, 0), jnp.int32), jnp.zeros(capacity.slots, jnp.int32)
-    find = shape.propose or lookup_device.propose
-    drafts, count = find(state.tokens, state.length, longest=shape.ngram_longest, shortest=shape.ngram_shortest,
-                         window=capacity.depth)
+    drafts, count = lookup_device.propose(state.tokens, state.length, longest=shape.ngram_longest,
+                                          shortest=shape.ngram_shortest, window=capacity.depth)
+    if hooks.propose is not None:
+        drafts, count = hooks.propose(state, knobs, drafts, count)
     room = jnp.minimum(depth, state.limit - state.length - 1)
     count = jnp.where(mode == DECODE, jnp.clip(count, 0, jnp.maximum(room, 0)), 0)
     slot = jnp.arange(capacity.slots)[:, None]
@@ -123,7 +123,8 @@ def _draw_rows(params, config: ModelConfig, state: State, layout: _Layout, posit
     return tiles.walk(body, start)
 
 
-def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, params, caches, state: State, plan):
+def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, hooks: Hooks, params, caches, state: State,
+          plan, knobs):
     slots, page_size = capacity.slots, capacity.page_size
     mode, chunk, depth = plan[:slots, 0], plan[:slots, 1], plan[:slots, 2]
     update = plan[slots:]
@@ -131,7 +132,7 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     state = replace(state, table=state.table.at[to, update[:, 1]].set(update[:, 2], mode="drop"))
     mode = jnp.where(state.done, 0, mode)
 
-    state, drafts, drafted = _propose(state, mode, depth, capacity, shape)
+    state, drafts, drafted = _propose(state, mode, depth, capacity, shape, hooks, knobs)
     count = jnp.where(mode == DECODE, 1 + drafted, jnp.where(mode == PREFILL, chunk, 0))
     layout = _layout(count, state.computed, shape.rows)
     position = layout.position[layout.slot] + jnp.arange(shape.rows, dtype=jnp.int32) - layout.start[layout.slot]
@@ -211,7 +212,8 @@ class Programs:
     admit: Any
 
 
-def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, mesh: Mesh, params, caches):
+def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, mesh: Mesh, params, caches,
+               hooks: Hooks = Hooks()):
     """Lowers one step program for arrays described by `ArraySpec` trees."""
     state = state_specs(capacity, cut.vocab_size)
     is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
@@ -219,14 +221,17 @@ def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: S
     abstract = lambda tree: jax.tree.map(lambda s: s.abstract(mesh), tree, is_leaf=is_spec)  # noqa: E731
     whole = PartitionSpec()
 
-    def step(params, caches, state, plan):
-        return _step(config, cut, capacity, shape, params, caches, state, plan)
+    def step(params, caches, state, plan, knobs):
+        with hooks.tracing(knobs):
+            return _step(config, cut, capacity, shape, hooks, params, caches, state, plan, knobs)
 
     run = jax.shard_map(
-        step, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole),
+        step, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole, whole),
         out_specs=(partitions(caches), partitions(state), whole, (whole, whole)), check_vma=False)
     plan = ArraySpec((capacity.slots + capacity.updates, 3), jnp.dtype(jnp.int32), (None, None))
-    return jax.jit(run, donate_argnums=(1, 2)).lower(abstract(params), abstract(caches), abstract(state), plan.abstract(mesh))
+    knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype).abstract(mesh), hooks.knobs)
+    return jax.jit(run, donate_argnums=(1, 2)).lower(
+        abstract(params), abstract(caches), abstract(state), plan.abstract(mesh), knobs)
 
 
 def lower_admission(capacity: Capacity, padded_vocab: int, mesh: Mesh, size: int):

@@ -1,4 +1,4 @@
-"""The Llama family as pure functions: x += attention(norm(x)); x += swiglu(norm(x)); norm; head.
+"""The Llama family (Llama, Qwen2, Qwen3) as pure functions: x += attention(norm(x)); x += swiglu(norm(x)); norm; head.
 
 Weights are per rank and fused where one product serves: `qkv` [tp, (N' + 2G')H, D] and `gate_up` [tp, 2F', D], with
 N', G', F' the padded sizes of one rank (`partition.py`). The forward pass runs under `shard_map`, where each
@@ -19,6 +19,9 @@ from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.layers import linear, product, rms_norm, rotary_frequencies, rotate
 from radiance_jax.models.partition import Partition
 from radiance_jax.models.rows import Rows, Tiles
+from radiance_jax.models.tensors import tensor_shapes
+
+__all__ = ["Params", "Surroundings", "cache_spec", "embed", "forward", "fuse", "head", "param_specs", "tensor_shapes"]
 
 Params = dict[str, Any]
 
@@ -32,30 +35,6 @@ class Surroundings:
     attend: Callable[[jax.Array, jax.Array], jax.Array]
     reduce: Callable[[jax.Array], jax.Array]
     rank: Callable[[], Any]
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name to shape of every tensor a checkpoint of this configuration holds."""
-    d, f, h = config.width, config.ff_width, config.head_size
-    q, kv = config.num_heads * h, config.num_kv_heads * h
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d), "model.norm.weight": (d,)}
-    if not config.tied_head:
-        shapes["lm_head.weight"] = (config.vocab_size, d)
-    for i in range(config.num_layers):
-        p = f"model.layers.{i}."
-        shapes |= {
-            p + "input_layernorm.weight": (d,), p + "post_attention_layernorm.weight": (d,),
-            p + "self_attn.q_proj.weight": (q, d), p + "self_attn.k_proj.weight": (kv, d),
-            p + "self_attn.v_proj.weight": (kv, d), p + "self_attn.o_proj.weight": (d, q),
-            p + "mlp.gate_proj.weight": (f, d), p + "mlp.up_proj.weight": (f, d), p + "mlp.down_proj.weight": (d, f),
-        }
-        if config.attention_bias:
-            shapes |= {p + "self_attn.q_proj.bias": (q,), p + "self_attn.k_proj.bias": (kv,), p + "self_attn.v_proj.bias": (kv,)}
-        if config.output_bias:
-            shapes[p + "self_attn.o_proj.bias"] = (d,)
-        if config.mlp_bias:
-            shapes |= {p + "mlp.gate_proj.bias": (f,), p + "mlp.up_proj.bias": (f,), p + "mlp.down_proj.bias": (d,)}
-    return shapes
 
 
 def param_specs(config: ModelConfig, cut: Partition, dtype) -> Params:
@@ -74,6 +53,8 @@ def param_specs(config: ModelConfig, cut: Partition, dtype) -> Params:
         "gate_up": spec((cut.tp, "ff"), (2 * cut.local_ff, None), whole),
         "down": spec((cut.tp, "ff"), whole, (cut.local_ff, None)),
     }
+    if config.qk_norm:
+        layer |= {"q_norm": spec((h, None)), "k_norm": spec((h, None))}
     if config.attention_bias:
         layer["qkv_bias"] = spec((cut.tp, "heads"), (qkv, None))
     if config.output_bias:
@@ -110,6 +91,8 @@ def fuse(read: Callable[[str], np.ndarray], config: ModelConfig, cut: Partition,
             return read(p + "input_layernorm.weight")
         case "mlp_norm":
             return read(p + "post_attention_layernorm.weight")
+        case "q_norm" | "k_norm":
+            return read(f"{p}self_attn.{path[2]}.weight")
         case "qkv":
             return heads("weight")
         case "qkv_bias":
@@ -163,7 +146,11 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, cac
         queries, cache = carry
         y = linear(rms_norm(tiles.take(x, first), layer["attention_norm"], config.norm_eps), layer["qkv"][0],
                    layer["qkv_bias"][0] if "qkv_bias" in layer else None).reshape(-1, n + 2 * g, h)
-        turned = rotate(y[:, : n + g], tiles.take(rows.position, first), frequencies, attention_factor)
+        turning = y[:, : n + g]
+        if config.qk_norm:  # a padded head is all zeros and stays so
+            turning = jnp.concatenate([rms_norm(y[:, :n], layer["q_norm"], config.norm_eps),
+                                       rms_norm(y[:, n:n + g], layer["k_norm"], config.norm_eps)], axis=1)
+        turned = rotate(turning, tiles.take(rows.position, first), frequencies, attention_factor)
         kv = jnp.stack([turned[:, n:], y[:, n + g:]], axis=1)  # [T, 2, G, H]
         cache = cache.at[tiles.take(rows.page, first), :, :, tiles.take(rows.offset, first)].set(kv.astype(cache.dtype))
         return tiles.put(queries, turned[:, :n], first), cache

@@ -13,9 +13,9 @@ class CompletionShape:
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, pieces: Pieces, prompts: Sequence[Prompt], n: int, *, logprobs: bool, echo: bool,
-                 prompt_only: bool):
+                 prompt_only: bool, token_ids: bool = False):
         """`prompt_only`: `echo` with `max_tokens` 0; the one token that was drawn is not shown."""
-        self.pieces, self.prompts, self.n = pieces, prompts, n
+        self.pieces, self.prompts, self.n, self.token_ids = pieces, prompts, n, token_ids
         self.logprobs, self.echo, self.prompt_only = logprobs, echo, prompt_only
         self.offsets: dict[int, int] = {}  # answer -> length of the token texts told so far
         self.echoed: set[int] = set()
@@ -43,9 +43,14 @@ class CompletionShape:
         if self.echo:
             text = self._prompt_text(self.prompts[index // self.n]) + text
         before = answer.prompt_logprobs or () if self.echo else ()
-        return {"index": index, "text": text, "logprobs": self._lists(index, answer.logprobs, before),
-                "finish_reason": "length" if self.prompt_only else answer.finish_reason,
-                "stop_reason": None if self.prompt_only else answer.stop_reason}
+        choice = {"index": index, "text": text, "logprobs": self._lists(index, answer.logprobs, before),
+                  "finish_reason": "length" if self.prompt_only else answer.finish_reason,
+                  "stop_reason": None if self.prompt_only else answer.stop_reason}
+        return choice | self._ids(answer.token_ids)
+
+    def _ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """Those of the answer, never of an echoed prompt."""
+        return {"token_ids": () if self.prompt_only else token_ids} if self.token_ids else {}
 
     def opening(self, index: int) -> None:
         return None
@@ -55,9 +60,10 @@ class CompletionShape:
         if self.echo and index not in self.echoed:
             self.echoed.add(index)
             text, before = self._prompt_text(self.prompts[index // self.n]) + text, delta.prompt_logprobs or ()
-        told = self.logprobs and (delta.logprobs or before)
-        if not (text or told or delta.finish_reason):
+        told, ids = self.logprobs and (delta.logprobs or before), self.token_ids and delta.token_ids
+        if not (text or told or ids or delta.finish_reason):
             return None
         reason = "length" if self.prompt_only and delta.finish_reason else delta.finish_reason
-        return {"index": index, "text": text, "logprobs": self._lists(index, delta.logprobs, before) if told else None,
-                "finish_reason": reason, "stop_reason": None if self.prompt_only else delta.stop_reason}
+        choice = {"index": index, "text": text, "logprobs": self._lists(index, delta.logprobs, before) if told else None,
+                  "finish_reason": reason, "stop_reason": None if self.prompt_only else delta.stop_reason}
+        return choice | self._ids(delta.token_ids)

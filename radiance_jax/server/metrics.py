@@ -27,10 +27,12 @@ COUNTERS = (
     ("radiance:steps", "steps", "Steps of the engine"),
     ("radiance:compiles_after_warmup", "compiles_after_warmup", "Programs compiled after warm-up; should stay 0"),
     ("radiance:host_gap_seconds", "host_gap_seconds", "Seconds the device waited for the host"),
+    ("radiance:listener_errors", "listener_errors", "Answers ended because their listener raised; should stay 0"),
+    ("radiance:leaked_pages", "leaked_pages", "KV pages found lost and taken back; should stay 0"),
 )
 HISTOGRAMS = (
     ("vllm:time_to_first_token_seconds", "ttft", "From arrival to the first token"),
-    ("vllm:inter_token_latency_seconds", "inter_token", "Between tokens of one request"),
+    ("vllm:inter_token_latency_seconds", "inter_token", "Between two deliveries of one request, each one token or an accepted run"),
     ("vllm:e2e_request_latency_seconds", "e2e", "From arrival to the last token"),
 )
 
@@ -54,8 +56,8 @@ class Collector:
             ("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position", "position",
              dict(enumerate(stats.accepted_per_position))),
             ("radiance:draft_depth", "Verify steps by drafts carried", "depth", stats.depth),
-            ("radiance:step_rows", "Steps by token rows", "rows", {k: v[0] for k, v in stats.step_seconds.items()}),
-            ("radiance:step_seconds", "Seconds in steps by token rows", "rows",
+            ("radiance:step_rows", "Steps by token rows computed", "rows", {k: v[0] for k, v in stats.step_seconds.items()}),
+            ("radiance:step_seconds", "Seconds in steps by token rows computed", "rows",
              {k: v[1] for k, v in stats.step_seconds.items()}),
         )
         for name, text, label, values in labelled:

@@ -62,6 +62,8 @@ async def _whole(job: Job) -> Response:
     choices = [job.shape.choice(index, answer) for index, answer in enumerate(answers)]
     value = header(job.shape.prefix, job.shape.kind, job.model)
     value |= {"choices": choices, "usage": usage(job.generation.prompts, answers)}
+    if job.body.return_token_ids and len(job.generation.prompts) == 1:
+        value["prompt_token_ids"] = job.generation.prompts[0]
     if job.body.return_metrics:
         value["metrics"] = metrics(answers)
     return Response(to_json(value), media_type="application/json")

@@ -53,7 +53,7 @@ async def chat_completions(request: Request) -> Response:
     prompt = await asyncio.to_thread(chat_prompt, engine.chat, engine.tokenizer, body.messages,
                                      body.add_generation_prompt, body.chat_template_kwargs)
     generation = Generation(engine, state.gate, [prompt.ids], body.n or 1, params)
-    shape = ChatShape(state.pieces, params.logprobs is not None)
+    shape = ChatShape(state.pieces, params.logprobs is not None, bool(body.return_token_ids))
     return await respond(request, Job(body, shape, generation, state.model_name))
 
 
@@ -66,7 +66,8 @@ async def completions(request: Request) -> Response:
     prompts = await asyncio.to_thread(completion_prompts, body.prompt, engine.tokenizer, body.add_special_tokens)
     generation = Generation(engine, state.gate, [prompt.ids for prompt in prompts], body.n or 1, params)
     shape = CompletionShape(state.pieces, prompts, body.n or 1, logprobs=params.logprobs is not None,
-                            echo=bool(body.echo), prompt_only=bool(body.echo) and body.max_tokens == 0)
+                            echo=bool(body.echo), prompt_only=bool(body.echo) and body.max_tokens == 0,
+                            token_ids=bool(body.return_token_ids))
     return await respond(request, Job(body, shape, generation, state.model_name))
 
 

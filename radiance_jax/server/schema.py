@@ -58,6 +58,7 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     speculative: Speculative | None = None
     return_metrics: bool | None = None
+    return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
 
 

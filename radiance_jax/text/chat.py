@@ -14,6 +14,7 @@ from radiance_jax.errors import ModelError, UserError
 from radiance_jax.text.tokenizer import ModelFiles, Tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+MAX_TEMPLATE_BYTES = 1 << 20
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -51,10 +52,13 @@ class ChatTemplate:
                              param="chat_template") from error
 
     @classmethod
-    def from_model(cls, model: ModelFiles, tokenizer: Tokenizer) -> Self | None:
-        """The template in chat_template.jinja or tokenizer_config.json; None for a model that has none."""
-        data = model.file("chat_template.jinja")
-        template: Any = data.decode("utf-8") if data else tokenizer.config.get("chat_template")
+    def from_model(cls, model: ModelFiles, tokenizer: Tokenizer, override: str | None = None) -> Self | None:
+        """The template in chat_template.jinja or tokenizer_config.json, or the `override`; None for a model that has
+        none."""
+        data = override or model.file("chat_template.jinja")
+        if isinstance(data, bytes):
+            data = _utf8(data, "chat_template.jinja")
+        template: Any = data or tokenizer.config.get("chat_template")
         if isinstance(template, list):  # older files hold [{"name": "default", "template": ...}, ...]
             named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
             template = named.get("default")
@@ -80,6 +84,27 @@ class ChatTemplate:
             return self._template.render(values)
         except Exception as error:  # a template may fail in any way on messages it was not written for
             raise UserError(f"the model's chat template refused these messages: {error}", param="messages") from error
+
+
+def read_template(path: str) -> str:
+    """The text of a template file given by the user. Raises `UserError` for a file that cannot be one."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_TEMPLATE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise UserError(f"chat_template must be the path of a file; {path!r} cannot be read "
+                        f"({getattr(error, 'strerror', None) or error})", param="chat_template") from None
+    if not data.strip() or len(data) > MAX_TEMPLATE_BYTES:
+        raise UserError(f"chat_template must be a file with text, of at most {MAX_TEMPLATE_BYTES} bytes; got {path!r}",
+                        param="chat_template")
+    return _utf8(data, path)
+
+
+def _utf8(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{where} must be UTF-8: {error}", param="chat_template") from None
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,19 +41,21 @@ def hf_folder(tmp_path):
 
 @pytest.fixture
 def gguf_file(tmp_path):
-    """Builds a GGUF: `gguf_file(kind=Q8_0, metadata={}, config={}, extra={})` -> path. None removes a key."""
+    """Builds a GGUF: `gguf_file(kind=Q8_0, metadata={}, config={}, extra={})` -> path. None removes a key. The config's
+    architecture decides the GGUF's; `blocks(weight)` may give the stored bytes of a matrix in place of `quantize`."""
     def build(kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0, metadata: dict | None = None,
-              config: dict | None = None, extra: dict | None = None, name: str = "tiny.gguf") -> Path:
+              config: dict | None = None, extra: dict | None = None, name: str = "tiny.gguf", blocks=None) -> Path:
         full = CONFIG | (config or {})
-        writer = GGUFWriter(tmp_path / name, "llama")
+        family = full["architectures"][0].removesuffix("ForCausalLM").lower()
+        writer = GGUFWriter(tmp_path / name, family)
         values = METADATA | {
-            "general.name": "tiny", "llama.block_count": full["num_hidden_layers"],
-            "llama.context_length": full["max_position_embeddings"], "llama.embedding_length": full["hidden_size"],
-            "llama.feed_forward_length": full["intermediate_size"],
-            "llama.attention.head_count": full["num_attention_heads"],
-            "llama.attention.head_count_kv": full["num_key_value_heads"], "llama.rope.freq_base": full["rope_theta"],
-            "llama.attention.layer_norm_rms_epsilon": full["rms_norm_eps"],
-            "llama.rope.dimension_count": full["head_dim"]} | (metadata or {})
+            "general.name": "tiny", f"{family}.block_count": full["num_hidden_layers"],
+            f"{family}.context_length": full["max_position_embeddings"], f"{family}.embedding_length": full["hidden_size"],
+            f"{family}.feed_forward_length": full["intermediate_size"],
+            f"{family}.attention.head_count": full["num_attention_heads"],
+            f"{family}.attention.head_count_kv": full["num_key_value_heads"], f"{family}.rope.freq_base": full["rope_theta"],
+            f"{family}.attention.layer_norm_rms_epsilon": full["rms_norm_eps"],
+            f"{family}.rope.dimension_count": full["head_dim"]} | (metadata or {})
         for key, value in values.items():
             if value is None:
                 continue
@@ -64,12 +66,12 @@ def gguf_file(tmp_path):
         for logical, weight in make_weights(full).items():
             parts = logical.split(".")
             stored = GGUF_NAMES.get(logical) or f"blk.{parts[2]}.{GGUF_NAMES['.'.join(parts[3:-1])]}.{parts[-1]}"
-            if parts[-2] in heads:
+            if parts[-2] in heads and family == "llama":
                 weight = permuted(weight, heads[parts[-2]])
             if weight.ndim == 1 or kind == GGMLQuantizationType.F32:
                 writer.add_tensor(stored, weight)
             else:
-                writer.add_tensor(stored, quantize(weight, kind), raw_dtype=kind)
+                writer.add_tensor(stored, blocks(weight) if blocks else quantize(weight, kind), raw_dtype=kind)
         for stored, weight in (extra or {}).items():
             writer.add_tensor(stored, weight)
         writer.write_header_to_file()

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from radiance_jax.container.weights import expected_shapes
 from radiance_jax.models.config import parse_config
+from radiance_jax.models.tensors import tensor_shapes
 from radiance_jax.text.tokenizer import _ALPHABET
 
 LETTERS = sorted(_ALPHABET, key=_ALPHABET.get)
@@ -21,7 +21,7 @@ METADATA = {
     "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.padding_token_id": 2,
     "tokenizer.chat_template": TEMPLATE}
 GGUF_NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-              "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+              "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
               "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
               "model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
               "lm_head.weight": "output.weight"}
@@ -31,7 +31,7 @@ def make_weights(config: dict = CONFIG) -> dict[str, np.ndarray]:
     """Random f32 weights that bf16 and Q8_0 can both hold nearly, the same at every call."""
     rng = np.random.default_rng(0)
     return {name: rng.standard_normal(shape, np.float32) for name, shape in
-            expected_shapes(parse_config(config)).items()}
+            tensor_shapes(parse_config(config)).items()}
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:

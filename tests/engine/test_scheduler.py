@@ -108,6 +108,10 @@ class Episode:
         for sequence in scheduler.running:
             assert len(sequence.pages) <= capacity.table_width
             assert min(sequence.pending, sequence.certain, sequence.steps_in_flight) >= 0
+            assert sequence.steps_in_flight or not (sequence.pending or sequence.certain)
+        assert not any(sequence.pages for sequence in scheduler.waiting)
+        fresh = [sequence.stats.preemptions == 0 for sequence in scheduler.waiting]
+        assert fresh == sorted(fresh), "the preempted wait in front"
         gone = [sequence for sequence in before if sequence.slot is None]
         if gone:
             assert before[-len(gone):] == gone, "not the youngest was preempted"
@@ -186,6 +190,26 @@ def test_a_waiting_sequence_is_not_admitted_past_one_that_does_not_fit():
     tight = Capacity(slots=4, length=30, rows=40, pages=10, page_size=4, depth=0)
     scheduler, sequences, plan = planned(tight, [20, 20, 1])
     assert plan.admitted == sequences[:1] and list(scheduler.waiting) == sequences[1:]
+
+
+def test_a_newcomer_leaves_a_page_to_everyone_who_runs():
+    for pages, fits in ((8, False), (9, True)):
+        tight = Capacity(slots=4, length=16, rows=40, pages=pages, page_size=4, depth=0)
+        _, sequences, plan = planned(tight, [12, 8], limit=16)  # 4 and 3 pages, and one to spare
+        assert plan.admitted == sequences[: 1 + fits]
+        assert len(sequences[0].pages) == 4  # for the whole prompt and one token more
+
+
+def test_a_preempted_sequence_waits_until_its_last_tokens_are_read():
+    """Also with more steps in flight than the engine has."""
+    tight = Capacity(slots=2, length=12, rows=20, pages=6, page_size=4, depth=7)
+    scheduler, (old, young), first = planned(tight, [4, 4], limit=12)
+    plan = scheduler.plan()
+    assert scheduler.preemptions == 1 and list(scheduler.waiting) == [young] and plan.entries[0].sequence is old
+    scheduler.release(old)
+    assert scheduler.plan().admitted == []
+    scheduler.settle(first.entries[1])
+    assert scheduler.plan().admitted == [young]
 
 
 def test_a_pool_gives_all_or_nothing_and_never_the_bin():

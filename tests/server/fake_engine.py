@@ -90,15 +90,16 @@ class FakeEngine:
                 new, tokens = tokens[:size][:limit - stats.completion_tokens], tokens[size:]
                 if EOS in new and not params.ignore_eos:
                     reason, new = "stop", new[:new.index(EOS) + 1]
-                stats.completion_tokens += len(new)
-                if reason is None and stats.completion_tokens >= limit:
+                if reason is None and stats.completion_tokens + len(new) >= limit:
                     reason = "length"
             raw += bytes(each for each in new if each != EOS)
             if len(raw) >= end:
                 reason, stop = "stop", word
             shown = raw[:cut].decode("utf-8", errors="ignore")
             piece, text = shown[len(text):], shown
-            stats.first_token = stats.first_token or time.monotonic()
+            with self.lock:
+                if new:
+                    self.counts.record_tokens(stats, len(new), time.monotonic())
             if not first and reason != "abort":
                 stats.num_spec_steps += 1
                 stats.num_decode_steps += 1
@@ -114,8 +115,6 @@ class FakeEngine:
                 stats.finished = time.monotonic()
                 with self.lock:
                     self.counts.running -= 1
-                    self.counts.prompt_tokens += len(prompt)
-                    self.counts.generation_tokens += stats.completion_tokens
                     self.counts.record_finish(stats, reason)
                 delta = Delta(**{**vars(delta), "finish_reason": reason, "stop_reason": stop, "stats": stats})
             first = False
