@@ -55,7 +55,7 @@ class EngineConfig(Config):
     bit_exact: Literal["auto", "on", "off"] = setting(
         str, "auto", "whether an answer's bits may depend on nothing but its request", EXACT,
         choices=("auto", "on", "off"))
-    row_tile: int | None = setting(int, None, "rows in one tile of a step", EXACT, low=1)
+    row_tile: int | None = setting(int, None, "rows in every tile of a step (default: several heights)", EXACT, low=1)
     seed: int = setting(int, 0, "seed of requests that bring none", EXACT, low=0, high=2**63 - 1)
 
     num_speculative_tokens: int | Literal["auto"] = setting(

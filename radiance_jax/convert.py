@@ -3,8 +3,10 @@
 import argparse
 import signal
 import sys
+from pathlib import Path
 
 from radiance_jax.container.conversion import PRECISIONS, Converted, convert
+from radiance_jax.container.hub import locate_model
 from radiance_jax.errors import UserError
 
 __all__ = ["PRECISIONS", "Converted", "convert", "main"]
@@ -13,7 +15,7 @@ __all__ = ["PRECISIONS", "Converted", "convert", "main"]
 def main(arguments: list[str] | None = None) -> int:
     """The command line. Returns the exit status: 0, or 2 for an error the user can mend."""
     parser = argparse.ArgumentParser(prog="python -m radiance_jax.convert", description=__doc__)
-    parser.add_argument("source", help="Hugging Face folder, .gguf or .rad file")
+    parser.add_argument("source", help="Hugging Face folder, .gguf or .rad file, or a hub id such as org/name")
     parser.add_argument("out", help="the .rad file to write")
     parser.add_argument("--dtype", default="bf16", choices=tuple(PRECISIONS), help="type of the weights (bf16)")
     parser.add_argument("--force", action="store_true", help="overwrite the output if it exists")
@@ -25,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.draft_model is not None:
             raise UserError("--draft-model: merging a drafter is not available yet in this version; convert the "
                             "target alone (serving still drafts by prompt lookup)", param="draft_model")
-        result = _with_bar(options.source, options.out, options.dtype, options.force)
+        source = locate_model(options.source, log=lambda line: print(line, file=sys.stderr))
+        result = _with_bar(source, options.out, options.dtype, options.force)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -38,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _with_bar(source: str, out: str, dtype: str, force: bool) -> Converted:
+def _with_bar(source: Path, out: str, dtype: str, force: bool) -> Converted:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

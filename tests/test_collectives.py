@@ -80,12 +80,13 @@ def test_long_messages_take_the_two_shot_form_to_the_same_bits(ranks):
     for parts, sums in zip(arrays, reduced, strict=True):
         assert all(got.tobytes() == in_rank_order(parts).tobytes() for got in sums)
 
-    def uses_two_shot(size: int) -> bool:
+    def program(size: int) -> str:
         run = jax.shard_map(lambda x: collectives.all_reduce(x[0], TENSOR_AXIS), mesh=make_mesh(ranks),
                             in_specs=P(TENSOR_AXIS), out_specs=P(), check_vma=False)
-        return "all_to_all" in str(jax.make_jaxpr(run)(jax.ShapeDtypeStruct((ranks, size), jnp.float32)))
+        return str(jax.make_jaxpr(run)(jax.ShapeDtypeStruct((ranks, size), jnp.float32)))
 
-    assert uses_two_shot(long) and not uses_two_shot(short)
+    assert "all_to_all" in program(long) and "all_to_all" not in program(short)
+    assert "psum" not in program(long) + program(short)  # which promises no order, though it keeps one on CPUs
 
 
 def test_one_rank_keeps_its_message():

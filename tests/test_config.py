@@ -70,6 +70,12 @@ def test_vllm_spelling_of_speculation():
     (["--draft_model=d"], "--draft-model"),
     (["--speculative-config", "{"], "JSON object"), (["--speculative-config", '{"model": "d"}'], "convert"),
     (["--speculative-config", '{"num_speculative_token": 3}'], "did you mean 'num_speculative_tokens'"),
+    (["--gpu-memory-utilization", "0"], "from 0.01 to 1; got 0"), (["--gpu-memory-utilization", "1.1"], "from 0.01 to 1"),
+    (["--gpu-memory-utilization", "half"], "a number from"), (["--gpu-memory-utilization", "nan"], "a number from"),
+    (["--kv-cache-dtype", "fp8"], "kv_cache_dtype must be auto or bf16"),
+    (["--kv-cache-dtype", "bf16", "--dtype", "f32"], "kv_cache_dtype must be auto or f32"),
+    (["--kv-cache-dtype", "f32"], "answers would change"), (["--enable-prefix-caching"], "keeps no key/value pages"),
+    (["--chat-template", ""], "chat_template must be"),
     (["--config", "/nowhere.yaml"], "cannot read --config /nowhere.yaml"), (["--max-num-s", "4"], "unknown flag")])
 def test_wrong_flags(argv, says):
     with pytest.raises(UserError) as caught:
@@ -77,7 +83,19 @@ def test_wrong_flags(argv, says):
     assert says in str(caught.value)
 
 
+def test_vllms_names_for_memory_and_templates():
+    config = read("--gpu-memory-utilization", "0.8", "--kv-cache-dtype", "bfloat16", "--no-enable-prefix-caching",
+                  "--chat-template", "t.jinja")
+    assert (config.gpu_memory_utilization, config.kv_cache_dtype, config.enable_prefix_caching) == (0.8, "bf16", False)
+    assert config.chat_template == "t.jinja"
+    assert read("--gpu_memory_utilization=1").gpu_memory_utilization == 1.0
+    assert read("--dtype", "float32", "--kv-cache-dtype", "f32").kv_cache_dtype == "f32"
+    assert read().gpu_memory_utilization is None and read().kv_cache_dtype == "auto"
+
+
 @pytest.mark.parametrize(("text", "says"), [
+    ("kv-cache-dtype: fp8_e5m2", "kv_cache_dtype"), ("enable-prefix-caching: true", "enable_prefix_caching must be off"),
+    ("gpu-memory-utilization: 90", "from 0.01 to 1"), ("gpu-memory-utilisation: 0.9", "did you mean 'gpu_memory_utilization'"),
     ("max-num-seq: 4", "unknown key 'max-num-seq' (did you mean 'max_num_seqs'?)"), ("a: [", "not valid YAML"),
     ("- a", "`name: value`"), ("max-num-seqs: '4'", "whole number"), ("max-num-seqs: 4.0", "whole number"),
     ("max-num-seqs: true", "whole number"), ("warmup: 1", "true or false"), ("model: 3", "non-empty string"),

@@ -9,6 +9,8 @@ from radiance_jax.errors import nearest
 BENCHMARKS = {
     "speed": "drafting on against off and against the fastest off, interleaved in one run; peers beside them",
     "tile": "what a step costs by row tile and live rows (CPU), beside engines that are not bit-exact",
+    "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
+    "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }
 PROG = "python -m radiance_jax.bench"
 WRONG_COMMAND = 2
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    lines = [f"  {name:<7}{text}" for name, text in BENCHMARKS.items()]
+    lines = [f"  {name:<11}{text}" for name, text in BENCHMARKS.items()]
     return "\n".join([f"usage: {PROG} NAME [MODEL] [flags]", "", *lines, "", f"{PROG} NAME --help lists the flags."])
 
 

@@ -81,7 +81,7 @@ def measure(config: TileConfig, argv: Sequence[str]) -> dict[str, Any]:
     for name, options in variants(config):
         log(f"-- {name} --")
         chosen = choose(options, result["machine"]["platform"])
-        subjects.append(Subject(name=name, dtype=chosen.dtype, tile=chosen.tile, built=build(options, log)))
+        subjects.append(Subject(name=name, dtype=chosen.dtype, tile=options.row_tile, built=build(options, log)))
     live, watch = numbers("rows", config.rows), record.Neighbours()
     try:
         for round in range(config.rounds):

@@ -25,10 +25,9 @@ Fetch = Callable[[str, str | None, tuple[str, ...]], str]  # id, revision, patte
 _REMEDIES = (
     ("GatedRepoError", "its owner asks for consent: accept the terms on its page and log in with `hf auth login`"),
     ("RevisionNotFoundError", "it has no such revision: check what stands after the @"),
-    ("RepositoryNotFoundError", "the hub knows no such model, or it is private: check the spelling, or log in with "
-                                "`hf auth login`"),
-    ("LocalEntryNotFoundError", "the hub cannot be reached and the model is not in the local cache: fetch it on a machine "
-                                "with network (`hf download {id}`), copy the folder here and pass its path"),
+    ("RepositoryNotFoundError", "the hub knows no such model, or it is private: check the spelling, or `hf auth login`"),
+    ("LocalEntryNotFoundError", "the hub cannot be reached and the model is not in the local cache: take it by `hf download "
+     + "{id}` on a machine with network, copy the folder here and pass its path"),
     ("OfflineModeIsEnabled", "HF_HUB_OFFLINE is set and the model is not in the local cache: unset it, or pass a folder"),
     ("HfHubHTTPError", "the hub answered with an error: try again later"),
     ("TransportError", "the hub cannot be reached: check the network, or pass a folder"),

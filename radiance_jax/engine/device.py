@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Plan
 from radiance_jax.engine.sequence import Sequence
-from radiance_jax.engine.state import Capacity, Results, pack_admission, pack_plan, state_specs, unpack_results
+from radiance_jax.engine.state import PREFILL, Capacity, Results, pack_admission, pack_plan, state_specs, unpack_results
 from radiance_jax.engine.steps import Programs
 from radiance_jax.mesh import ArraySpec, zeros
 
@@ -74,3 +74,20 @@ class Device:
             packed = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
             self._caches, self._state, results, _ = program(self._params, self._caches, self._state, packed, self._knobs)
             np.asarray(results)
+
+    def score(self, tokens: list[int], chunks: list[int]) -> np.ndarray:
+        """f32 logprobs of the tokens after the first, and of one drawn behind them, prefilled in these chunks. For use
+        before the first request: it takes slot 0 and the first pages."""
+        need = -(-len(tokens) // self.capacity.page_size)
+        packed = pack_admission(
+            self.capacity, slot=0, pages=range(1, 1 + need), tokens=tokens, prompt=len(tokens), limit=len(tokens) + 1,
+            params=SamplingParams(temperature=0.0, prompt_logprobs=0), seed=0, choice=0, stops=[])
+        self._state = self._programs.admit(self._state, jax.device_put(packed, self._whole))
+        scores = []
+        for chunk in chunks:
+            rows = next(rows for rows in self._programs.steps if rows >= chunk)
+            plan = jax.device_put(pack_plan(self.capacity, [(0, PREFILL, chunk, 0)], []), self._whole)
+            self._caches, self._state, results, _ = self._programs.steps[rows](
+                self._params, self._caches, self._state, plan, self._knobs)
+            scores.append(unpack_results(self.capacity, np.asarray(results)).logprobs[:chunk])
+        return np.concatenate(scores)

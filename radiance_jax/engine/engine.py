@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable, Sequence as Ids
 from typing import Any
 
-import jax
 
 from radiance_jax.config import EngineConfig
-from radiance_jax.engine.build import Built, build, choose
+from radiance_jax.engine.build import Built, build
 from radiance_jax.engine.device import Pending
-from radiance_jax.engine.hooks import Hooks
+from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.request import MAX_STOP_TOKENS, Delta, RequestStats, SamplingParams
 from radiance_jax.engine.results import DRAFTS, EMITTED, Reader
 from radiance_jax.engine.scheduler import Scheduler
@@ -21,6 +20,7 @@ from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import PREFILL, STOPS, Results
 from radiance_jax.engine.stats import EngineStats
 from radiance_jax.errors import CapacityError, UserError
+from radiance_jax.models.rows import rows_computed
 from radiance_jax.text.output import TextStream
 
 log = logging.getLogger("radiance_jax.engine")
@@ -41,7 +41,7 @@ class Engine:
         self._stats = EngineStats()
         self._reader = Reader(self._stats)
         self._max_queue = max_queue
-        self._tile = choose(config, jax.default_backend()).tile  # None: a step costs all rows of its program
+        self._tiles = built.tiles  # None: a step costs all rows of its program
         self._seeds = random.Random(config.seed)
         self._inbox: deque[Callable[[], None]] = deque()
         self._news = threading.Condition()
@@ -53,7 +53,7 @@ class Engine:
         self._thread.start()
 
     @classmethod
-    def load(cls, config: EngineConfig, log: Callable[[str], None] = print, hooks: Hooks = Hooks()) -> "Engine":
+    def load(cls, config: EngineConfig, log: Callable[[str], None] = print, hooks: Hooks = NO_HOOKS) -> "Engine":
         """Opens the model, builds mesh and programs, warms up. Blocks until the engine is ready."""
         return cls(build(config, log, hooks), config, getattr(config, "max_queue", None))
 
@@ -114,8 +114,6 @@ class Engine:
         vocab, longest = self.model_config.vocab_size, self.max_model_len
         if not prompt:
             raise UserError("prompt must hold at least one token; got none", param="prompt")
-        if not all(0 <= token < vocab for token in prompt):
-            raise UserError(f"prompt token ids must be from 0 to {vocab - 1}", param="prompt")
         ids = {"stop_token_ids": params.stop_token_ids, "logit_bias": [token for token, _ in params.logit_bias]}
         for name, values in ids.items():
             if not all(isinstance(token, int) and 0 <= token < vocab for token in values):
@@ -128,6 +126,8 @@ class Engine:
                               f"tokens{wanted}. Shorten the prompt or ask for fewer tokens.", param="prompt")
             error.code = "context_length_exceeded"
             raise error
+        if not all(0 <= token < vocab for token in prompt):  # after the length: a hostile prompt may be long
+            raise UserError(f"prompt token ids must be from 0 to {vocab - 1}", param="prompt")
         return min(len(prompt) + params.max_tokens, longest) if params.max_tokens else longest
 
     # ---- the engine's thread ----
@@ -190,8 +190,8 @@ class Engine:
         return now
 
     def _rows_computed(self, pending: Pending, results: Results) -> int:
-        """Rows the step was paid for: its live rows in whole tiles, or all of its program's where there are no tiles."""
-        if self._tile is None:
+        """Rows the step was paid for: its live rows in whole tiles, or all of its program's where it has none."""
+        if self._tiles is None:
             return pending.rows
         live = 0
         for entry in pending.plan.entries:
@@ -200,7 +200,7 @@ class Engine:
                 live += entry.chunk
             elif slot[EMITTED]:  # else it had ended the step before, which the host did not know yet
                 live += 1 + int(slot[DRAFTS])
-        return -(-live // self._tile) * self._tile
+        return rows_computed(live, self._tiles)
 
     def _end(self, sequence_id: int, reason: str) -> None:
         sequence = self._sequences.get(sequence_id)
@@ -219,8 +219,8 @@ class Engine:
         changes no answer: it is logged and counted, the pages are taken back, and service goes on (tests fail)."""
         lost = self._scheduler.reclaim()
         if lost:
-            log.error("%d of %d key/value pages were still in use with no sequence left; they are free again. This is a "
-                      "fault in radiance_jax: please report it with the lines above", lost, self._scheduler.pool.total)
+            log.error("%d of %d key/value pages were still in use with no sequence left; they are free again. This is "
+                      "a fault in radiance_jax: please report it with the lines above", lost, self._scheduler.pool.total)
             self._stats.leaked_pages += lost
             if self._guard.strict:
                 raise AssertionError(f"{lost} pages leaked")

@@ -18,3 +18,6 @@ class Hooks:
     knobs: Any = ()
     propose: Callable[..., tuple[Any, Any]] | None = None
     tracing: Callable[[Any], AbstractContextManager] = lambda knobs: nullcontext()
+
+
+NO_HOOKS = Hooks()

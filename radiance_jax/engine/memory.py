@@ -7,6 +7,7 @@ because the pool's size is part of the programs.
 """
 
 import os
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,19 @@ def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile:
     """Bytes that a step needs for temporaries on one rank, before it is compiled.
 
     Rows R, of which T = `tile` (or all) are in the layers at once. Residual stream, queries and attention's output for all
-    rows, in f32 for what rounding leaves around; one layer's products for T rows; twelve times the f32 logits of T rows
-    over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling); twenty alternatives a row.
+    rows, in f32 for what rounding leaves around, and twenty alternatives a row; one layer's products for T rows; the keys
+    and values of the block that attention looks at, for every segment at once where there are no tiles; twelve times the
+    f32 logits of T rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling); four
+    words a token of history for prompt lookup.
     """
     r, t = capacity.rows, tile or capacity.rows
     heads = (cut.local_heads + 2 * cut.local_kv_heads) * model.head_size
     rows = r * 4 * (3 * model.width + 3 * heads) + r * 2 * 8 * capacity.tops
     products = t * 4 * (heads + 2 * model.width + 3 * cut.local_ff)
-    keys = capacity.slots * 2 * cut.local_kv_heads * model.head_size * capacity.page_size * 4
-    return rows + products + keys + 12 * 4 * t * cut.vocab_size
+    blocks = 1 if tile else 8 * (capacity.slots + r // 8)  # pages: up to eight a segment of eight rows
+    keys = 2 * blocks * 2 * cut.local_kv_heads * model.head_size * capacity.page_size * 4
+    lookup = 4 * 4 * capacity.slots * capacity.length
+    return rows + products + keys + 12 * 4 * t * cut.vocab_size + lookup
 
 
 def compiled_workspace(programs: Any) -> int | None:
@@ -129,7 +134,7 @@ class MemoryPlan:
             return self
         plan = replace(self, workspace=workspace * self.memory.ranks, compiled=True)
         if plan.total > max(plan.allowed, int(SLACK * plan.memory.total)):
-            raise _does_not_fit(plan, plan.pool, f"{plan.capacity.pages} pages", "gpu_memory_utilization")
+            raise _does_not_fit(plan, "gpu_memory_utilization")
         return plan
 
     def table(self) -> list[str]:
@@ -142,14 +147,14 @@ class MemoryPlan:
             ("weights", self.weights, ""), ("drafter", 0, "none: prompt lookup needs no weights"),
             ("step workspace", self.workspace, "as compiled" if self.compiled else "estimated"),
             ("device state", self.state, f"{capacity.slots} sequences of up to {capacity.length} tokens"),
-            ("key/value pool", self.pool, f"{pages} pages of {capacity.page_size} tokens: {tokens} tokens, "
-             f"{tokens / capacity.length:.1f} full-length sequences")]
+            ("key/value pool", self.pool, f"{pages} pages of {capacity.page_size} tokens: {tokens} tokens, or "
+             + f"{tokens / capacity.length:.1f} sequences of full length")]
         if self.memory.used:
             rows.append(("others", self.memory.used, "arrays this process holds already"))
         rows.append(("together", self.total, f"{readable(max(self.allowed - self.total, 0))} of the share are left"))
-        return [f"memory: {readable(self.memory.total)} of {self.memory.name}, {of}; a share of {self.share:g} is "
-                f"{readable(self.allowed)}",
-                *(f"  {name:15}{readable(size):>11}  {remark}".rstrip() for name, size, remark in rows)]
+        head = (f"memory: {readable(self.memory.total)} of {self.memory.name}, {of}; a share of {self.share:g} is "
+                f"{readable(self.allowed)}")
+        return [head, *(f"  {name:15}{readable(size):>11}  {remark}".rstrip() for name, size, remark in rows)]
 
 
 def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted: Capacity, tile: int | None, dtype: Any,
@@ -171,22 +176,22 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
             workspace=step_workspace(model, cut, capacity, tile, dtype) * ranks,
             state=rank_bytes(state_specs(capacity, cut.vocab_size), cut.tp) * ranks)
 
-    # A page more of context costs a page of the pool, and its tokens and its table entry in every slot's state.
-    per_page = page + ranks * 4 * wanted.slots * (page_size + 1)
-    least = with_context(min(page_size, wanted.length), 1)
-    room = (least.allowed - least.total) // per_page + 1  # pages of the longest context that fits
+    def one_sequence(pages: int) -> MemoryPlan:
+        return with_context(min(pages * page_size, wanted.length), pages)
+
+    full = -(-wanted.length // page_size)
+    too_many = lambda pages: one_sequence(pages).total > int(memory.total * share)  # noqa: E731
+    room = bisect_left(range(1, full + 1), True, key=too_many)  # pages of the longest context that fits
     if room < 1:
-        raise _does_not_fit(least, page, f"one page of {page_size} tokens", "gpu_memory_utilization")
+        raise _does_not_fit(one_sequence(1), "gpu_memory_utilization")
     if config.max_model_len is None:
         room = min(room, config.kv_pages or room)
         if memory.shared and not config.kv_pages and not config.gpu_memory_utilization:
             room = min(room, max(int(memory.total * CPU_POOL_SHARE) // page, 1))
-    full = -(-wanted.length // page_size)
     length = wanted.length
     if room < full:
         if config.max_model_len is not None:
-            raise _does_not_fit(with_context(length, full), full * page, f"one sequence of {length} tokens",
-                                "max_model_len")
+            raise _does_not_fit(with_context(length, full), "max_model_len")
         length, full = room * page_size, room
     if config.kv_pages and config.kv_pages < full:
         raise UserError(f"kv_pages must hold one sequence of max_model_len {length}: {full} pages of {page_size}; got "
@@ -194,7 +199,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
     if config.kv_pages:
         plan = with_context(length, config.kv_pages)
         if plan.total > plan.allowed:
-            raise _does_not_fit(plan, plan.pool, f"{config.kv_pages} pages of {page_size} tokens", "kv_pages")
+            raise _does_not_fit(plan, "kv_pages")
         return plan
     plan = with_context(length, full)
     pages = min(wanted.slots * full, full + (plan.allowed - plan.total) // page)
@@ -203,14 +208,15 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
     return with_context(length, pages)
 
 
-def _does_not_fit(plan: MemoryPlan, pool: int, what: str, param: str) -> UserError:
-    parts = [("weights", plan.weights), ("step workspace", plan.workspace), ("device state", plan.state), (what, pool)]
+def _does_not_fit(plan: MemoryPlan, param: str) -> UserError:
+    pages, size = plan.capacity.pages - 1, plan.capacity.page_size
+    pool = f"{pages} pages of {size} tokens" + (" for one sequence" if (pages - 1) * size < plan.capacity.length else "")
+    parts = [("weights", plan.weights), ("step workspace", plan.workspace), ("device state", plan.state), (pool, plan.pool)]
     if plan.memory.used:
         parts.append(("what this process holds already", plan.memory.used))
-    total = sum(size for _, size in parts)
     advice = {"kv_pages": "Ask for fewer --kv-pages", "max_model_len": "Shorten --max-model-len"}.get(param, "Take a smaller model")
     return UserError(
-        "it does not fit: " + " + ".join(f"{name} {readable(size)}" for name, size in parts) + f" = {readable(total)}, but "
+        "it does not fit: " + " + ".join(f"{name} {readable(size)}" for name, size in parts) + f" = {readable(plan.total)}, but "
         f"a share of {plan.share:g} of {readable(plan.memory.total)} of {plan.memory.name} is {readable(plan.allowed)}. "
         f"{advice}, lower --max-num-seqs, raise --gpu-memory-utilization"
         + ("" if plan.memory.shared else ", or cut the model over more devices with --mesh tp=N"), param=param)

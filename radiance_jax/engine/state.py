@@ -49,6 +49,7 @@ class Capacity:
     slots: int  # S
     length: int  # T, the longest sequence served
     rows: int  # R, rows of the largest step
+    budget: int | None = None  # rows the scheduler may fill, at most R (None: R)
     pages: int  # P, page 0 is the bin of dead rows
     page_size: int
     depth: int  # K, the deepest draft

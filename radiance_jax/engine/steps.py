@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from radiance_jax import collectives
 from radiance_jax.engine import sampling
-from radiance_jax.engine.hooks import Hooks
+from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity, State, state_specs, unpack_admission
 from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, replicated
 from radiance_jax.models import llama
@@ -30,11 +30,12 @@ from radiance_jax.spec.verify import accept
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """Static choices of one step program. `tile` rows go through the layers at a time under a traced count; None: all
-    `rows` at once (faster where many rows cost what one costs, but a row's bits then depend on `rows`)."""
+    """Static choices of one step program. `tiles` are the heights in which rows go through the layers, as `Tiles` wants
+    them; None: all `rows` at once (faster where many rows cost what one costs, but a row's bits then depend on `rows`)."""
 
     rows: int
-    tile: int | None
+    tiles: tuple[tuple[int, int], ...] | None
+    head_tile: int
     segment: int
     block_pages: int
     ngram_longest: int
@@ -77,19 +78,19 @@ def _propose(state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity
 
 
 def _draw_rows(params, config: ModelConfig, state: State, layout: _Layout, position: jax.Array, needs: jax.Array,
-               x: jax.Array, tiles: Tiles, capacity: Capacity):
+               x: jax.Array, tiles: Tiles, capacity: Capacity, shape: StepShape):
     """Draws at the rows that need one, and raw logprobs. Returns drawn [R], logprob [R], top ids and logprobs [R, 20].
 
     A prompt row's logprob is that of the prompt's own next token, any other row's that of the token drawn there.
     """
     rows, vocab = x.shape[0], state.bias.shape[1]
     wanted = jnp.nonzero(needs, size=rows, fill_value=rows)[0].astype(jnp.int32)
-    if tiles.count is not None:
-        tiles = Tiles(tiles.height, -(-needs.sum() // tiles.height))
+    if tiles.rows is not None:  # one height is enough here: the pipeline is long to compile, and most rows need no draw
+        tiles = Tiles(((shape.head_tile, 1),), needs.sum())
     real = jnp.arange(vocab) < config.vocab_size
 
-    def body(first, carry):
-        index = tiles.take(wanted, first)
+    def body(tile, carry):
+        index = tiles.take(wanted, tile)
         at = jnp.minimum(index, rows - 1)
         slot, where = layout.slot[at], position[at]
         local = llama.head(params, x[at], config)
@@ -140,12 +141,12 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     page = jnp.where(layout.live, state.table[layout.slot, position // page_size], 0)
     rows = Rows(jnp.where(layout.live, state.tokens[layout.slot, position], 0), position, page, position % page_size)
 
-    if shape.tile is None:
-        tiles, capacity_segments = Tiles(shape.rows), min(slots, shape.rows) + shape.rows // shape.segment
+    if shape.tiles is None:
+        tiles, capacity_segments = Tiles(((shape.rows, 1),)), min(slots, shape.rows) + shape.rows // shape.segment
     else:
-        tiles, capacity_segments = Tiles(shape.tile, -(-layout.total // shape.tile)), slots + shape.rows // shape.segment
+        tiles, capacity_segments = Tiles(shape.tiles, layout.total), slots + shape.rows // shape.segment
     segments = make_segments(layout.start, count, layout.position, shape.segment, capacity_segments)
-    attention = AttentionShape(height=shape.segment, block_pages=shape.block_pages, loop=shape.tile is not None)
+    attention = AttentionShape(height=shape.segment, block_pages=shape.block_pages, loop=shape.tiles is not None)
     around = llama.Surroundings(
         tiles=tiles, attend=lambda q, cache: paged_attention(q, cache, state.table, segments, attention),
         reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: lax.axis_index(TENSOR_AXIS))
@@ -156,7 +157,7 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     first = jnp.where(finishes, layout.start + chunk - 1, layout.start)
     last_row = position == state.length[layout.slot] - 1
     needs = layout.live & ((mode == DECODE)[layout.slot] | last_row | state.wants_prompt[layout.slot])
-    drawn, logprob, *top = _draw_rows(params, config, state, layout, position, needs, x, tiles, capacity)
+    drawn, logprob, *top = _draw_rows(params, config, state, layout, position, needs, x, tiles, capacity, shape)
 
     run = jnp.arange(capacity.depth + 1, dtype=jnp.int32)[None]
     chain = drawn[jnp.minimum(first[:, None] + run, shape.rows - 1)]
@@ -213,7 +214,7 @@ class Programs:
 
 
 def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, mesh: Mesh, params, caches,
-               hooks: Hooks = Hooks()):
+               hooks: Hooks = NO_HOOKS):
     """Lowers one step program for arrays described by `ArraySpec` trees."""
     state = state_specs(capacity, cut.vocab_size)
     is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731

@@ -142,37 +142,37 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, cac
     frequencies, attention_factor = rotary_frequencies(config.rope, h)
     x = embed(params, rows.token, around)
 
-    def attention_inputs(layer: Params, first, carry):
+    def attention_inputs(layer: Params, tile, carry):
         queries, cache = carry
-        y = linear(rms_norm(tiles.take(x, first), layer["attention_norm"], config.norm_eps), layer["qkv"][0],
+        y = linear(rms_norm(tiles.take(x, tile), layer["attention_norm"], config.norm_eps), layer["qkv"][0],
                    layer["qkv_bias"][0] if "qkv_bias" in layer else None).reshape(-1, n + 2 * g, h)
         turning = y[:, : n + g]
         if config.qk_norm:  # a padded head is all zeros and stays so
             turning = jnp.concatenate([rms_norm(y[:, :n], layer["q_norm"], config.norm_eps),
                                        rms_norm(y[:, n:n + g], layer["k_norm"], config.norm_eps)], axis=1)
-        turned = rotate(turning, tiles.take(rows.position, first), frequencies, attention_factor)
+        turned = rotate(turning, tiles.take(rows.position, tile), frequencies, attention_factor)
         kv = jnp.stack([turned[:, n:], y[:, n + g:]], axis=1)  # [T, 2, G, H]
-        cache = cache.at[tiles.take(rows.page, first), :, :, tiles.take(rows.offset, first)].set(kv.astype(cache.dtype))
-        return tiles.put(queries, turned[:, :n], first), cache
+        cache = cache.at[tiles.take(rows.page, tile), :, :, tiles.take(rows.offset, tile)].set(kv.astype(cache.dtype))
+        return tiles.put(queries, turned[:, :n], tile), cache
 
-    def rest(layer: Params, attended: jax.Array, first, x):
-        y = product(tiles.take(attended, first).reshape(-1, n * h), layer["out"][0]).astype(x.dtype)
+    def rest(layer: Params, attended: jax.Array, tile, x):
+        y = product(tiles.take(attended, tile).reshape(-1, n * h), layer["out"][0]).astype(x.dtype)
         y = around.reduce(y)
         if "out_bias" in layer:
             y = y + layer["out_bias"]
-        r = tiles.take(x, first) + y
+        r = tiles.take(x, tile) + y
         gate, up = jnp.split(linear(rms_norm(r, layer["mlp_norm"], config.norm_eps), layer["gate_up"][0],
                                     layer["gate_up_bias"][0] if "gate_up_bias" in layer else None), 2, axis=-1)
         y = around.reduce(product(jax.nn.silu(gate) * up, layer["down"][0]).astype(x.dtype))
         if "down_bias" in layer:
             y = y + layer["down_bias"]
-        return tiles.put(x, r + y, first)
+        return tiles.put(x, r + y, tile)
 
     out = []
     for layer, cache in zip(params["layers"], caches, strict=True):
         queries = jnp.zeros((x.shape[0], n, h), x.dtype)
-        queries, cache = tiles.walk(lambda first, c, layer=layer: attention_inputs(layer, first, c), (queries, cache))
+        queries, cache = tiles.walk(lambda tile, c, layer=layer: attention_inputs(layer, tile, c), (queries, cache))
         attended = around.attend(queries, cache)
-        x = tiles.walk(lambda first, c, layer=layer, attended=attended: rest(layer, attended, first, c), x)
+        x = tiles.walk(lambda tile, c, layer=layer, attended=attended: rest(layer, attended, tile, c), x)
         out.append(cache)
     return x, tuple(out)

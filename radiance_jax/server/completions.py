@@ -64,6 +64,7 @@ class CompletionShape:
         if not (text or told or ids or delta.finish_reason):
             return None
         reason = "length" if self.prompt_only and delta.finish_reason else delta.finish_reason
-        choice = {"index": index, "text": text, "logprobs": self._lists(index, delta.logprobs, before) if told else None,
-                  "finish_reason": reason, "stop_reason": None if self.prompt_only else delta.stop_reason}
+        choice = {"index": index, "text": text,
+                  "logprobs": self._lists(index, delta.logprobs, before) if told else None, "finish_reason": reason,
+                  "stop_reason": None if self.prompt_only else delta.stop_reason}
         return choice | self._ids(delta.token_ids)

@@ -32,7 +32,7 @@ COUNTERS = (
 )
 HISTOGRAMS = (
     ("vllm:time_to_first_token_seconds", "ttft", "From arrival to the first token"),
-    ("vllm:inter_token_latency_seconds", "inter_token", "Between two deliveries of one request, each one token or an accepted run"),
+    ("vllm:inter_token_latency_seconds", "inter_token", "Between two deliveries to one request"),
     ("vllm:e2e_request_latency_seconds", "e2e", "From arrival to the last token"),
 )
 
@@ -56,7 +56,8 @@ class Collector:
             ("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position", "position",
              dict(enumerate(stats.accepted_per_position))),
             ("radiance:draft_depth", "Verify steps by drafts carried", "depth", stats.depth),
-            ("radiance:step_rows", "Steps by token rows computed", "rows", {k: v[0] for k, v in stats.step_seconds.items()}),
+            ("radiance:step_rows", "Steps by token rows computed", "rows",
+             {k: v[0] for k, v in stats.step_seconds.items()}),
             ("radiance:step_seconds", "Seconds in steps by token rows computed", "rows",
              {k: v[1] for k, v in stats.step_seconds.items()}),
         )

@@ -5,12 +5,19 @@ import random
 import struct
 import time
 import tracemalloc
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from radiance_jax.container import gguf_source
+from radiance_jax.container.gguf_header import read_gguf_header
 from radiance_jax.container.source import open_model
 from radiance_jax.errors import ModelError
 from radiance_jax.text.tokenizer import Tokenizer
@@ -186,3 +193,87 @@ def test_truncated_and_flipped_files_never_fail_in_another_way(gguf_file, tmp_pa
         except ModelError:
             refused += 1
     assert refused > 200
+
+
+def valid_blocks(kind: Kind, weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Random bytes that are blocks of `kind` for a matrix: all but the f16 scales is drawn from every byte there is."""
+    block, size = GGML_QUANT_SIZES[kind]
+    count = weight.size // block
+    raw = rng.integers(0, 256, (count, size), np.uint8)
+    for at in {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}[kind]:
+        raw[:, at:at + 2] = rng.normal(0, 0.01, (count, 1)).astype(np.float16).view(np.uint8)
+    return raw.reshape(weight.shape[0], -1)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_every_format_equals_the_gguf_packages_own_dequantisation(gguf_file, kind):
+    # Qwen2, whose rows are stored as they are; rows of 256, as K-quants need.
+    config = {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16,
+              "num_key_value_heads": 8, "num_hidden_layers": 1}
+    rng, stored = np.random.default_rng(0), []
+
+    def blocks(weight):
+        stored.append(valid_blocks(kind, weight, rng) if "_K" in kind.name else quantize(weight, kind))
+        return stored[-1]
+
+    model = open_model(gguf_file(kind, config=config, blocks=blocks))
+    names = [name for name, weight in make_weights(CONFIG | config).items() if weight.ndim == 2]
+    if kind != Kind.F32:  # the fixture stores f32 as it is
+        assert len(stored) == len(names)
+    for name, raw in zip(names, stored or [make_weights(CONFIG | config)[name] for name in names], strict=True):
+        value, want = model.read(name), dequantize(raw, kind)
+        assert value.dtype == np.float32 and np.array_equal(value.view(np.uint32), want.astype(np.float32).view(np.uint32)), name
+        assert np.isfinite(value).all() and value.std() > 1e-4
+    assert model.precision == ("F32" if kind == Kind.F32 else " + ".join(sorted({kind.name, "F32"})))
+
+
+@pytest.mark.parametrize(("architecture", "changes"), [
+    ("Qwen2ForCausalLM", {}), ("Qwen3ForCausalLM", {"head_dim": 32})])
+def test_qwen_files_have_their_biases_and_norms_and_no_permutation(gguf_file, architecture, changes):
+    config = CONFIG | {"architectures": [architecture]} | changes
+    family = architecture.removesuffix("ForCausalLM").lower()
+    model = open_model(gguf_file(Kind.F32, config=config, metadata={f"{family}.attention.key_length": config["head_dim"]}))
+    weights = make_weights(config)
+    assert model.tensors.keys() == weights.keys()
+    assert any("q_proj.bias" in name or "q_norm" in name for name in weights)
+    for name, weight in weights.items():
+        assert np.array_equal(model.read(name), weight), name
+    assert {key: model.config[key] for key in config if key != "model_type"} | {"model_type": family} == config | {
+        "model_type": family}
+
+
+def test_a_sliding_window_shorter_than_the_context_is_refused(gguf_file):
+    assert open_model(gguf_file(metadata={"llama.attention.sliding_window": 256}))
+    with pytest.raises(ModelError) as caught:
+        open_model(gguf_file(name="b.gguf", metadata={"llama.attention.sliding_window": 255}))
+    assert caught.value.param == "llama.attention.sliding_window"
+
+
+scalars = st.one_of(st.booleans(), st.integers(-2**63, 2**64 - 1), st.integers(0, 300), st.floats(), st.text(max_size=8),
+                    st.sampled_from(["llama", "qwen2", "qwen3", "yarn", "linear", "none", "gpt2"]))
+values = st.one_of(scalars, st.lists(st.integers(0, 300), max_size=4), st.lists(st.text(max_size=4), max_size=4))
+HYPERPARAMETERS = (
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "attention.sliding_window",
+    "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast", "expert_count")
+TOKENIZER = (
+    "model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id", "eot_token_id", "padding_token_id",
+    "unknown_token_id", "add_bos_token")
+KEYS = ("general.architecture", "general.name", "split.count", "tokenizer.chat_template",
+        *(f"llama.{key}" for key in HYPERPARAMETERS), *(f"tokenizer.ggml.{key}" for key in TOKENIZER))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(KEYS), values, min_size=1, max_size=4))
+def test_whatever_the_metadata_holds_only_a_model_error_comes_of_it(gguf_file, tmp_path, changes):
+    path = tmp_path / "tiny.gguf"
+    whole = read_gguf_header(path if path.exists() else gguf_file())
+    with mock.patch.object(gguf_source, "read_gguf_header", lambda path: replace(whole, metadata=whole.metadata | changes)):
+        try:
+            model = open_model(path)
+            for name in (*model.files, "tokenizer.json"):
+                model.file(name)
+            assert model.description and model.read("model.norm.weight").size
+        except ModelError as error:
+            assert error.param

@@ -52,8 +52,8 @@ def test_an_untied_head_is_required(hf_folder):
     ({"num_hidden_layers": 2**30}, "num_hidden_layers"),
     ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
     ({"intermediate_size": 97}, "model.layers.0.mlp.gate_proj.weight"),
-    ({"rope_scaling": "yarn"}, "config"),
-    ({"rms_norm_eps": [1]}, "config"),
+    ({"rope_scaling": "yarn"}, "rope_scaling"),
+    ({"rms_norm_eps": [1]}, "rms_norm_eps"),
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
 ])
 def test_a_configuration_that_does_not_fit_is_named(hf_folder, config, field):

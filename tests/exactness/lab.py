@@ -5,6 +5,7 @@ of a request is its record when it runs alone, one token a step, in one prefill 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from radiance_jax.bench import forced
 from radiance_jax.config import EngineConfig
 from radiance_jax.container.source import open_model
 from radiance_jax.engine.build import DTYPES, Built, build
+from radiance_jax.engine.compile import CompileGuard
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.hooks import Hooks
 from radiance_jax.engine.pages import PagePool
@@ -68,8 +70,8 @@ class Answer:
         if delta.finish_reason:
             self.done.set()
 
-    def wait(self) -> "Answer":
-        assert self.done.wait(60), "no answer in time"
+    def wait(self, seconds: float = 60) -> "Answer":
+        assert self.done.wait(seconds), "no answer in time"
         return self
 
     @property
@@ -139,6 +141,7 @@ class Lab:
     oracles: dict[tuple, tuple[Answer, dict]] = field(default_factory=dict)
     weights: dict[bool, Any] = field(default_factory=dict)
     scripted: bool = False
+    busy: list[list[Answer]] = field(default_factory=list)  # mates that were started and are to be waited for
 
     @classmethod
     def open(cls, kind: str, tp: int, folder: Path, hooks: Hooks | None = None, **changes) -> "Lab":
@@ -160,11 +163,21 @@ class Lab:
         """Another engine around the same programs; the pool and the state keep what they hold."""
         if self.engine is not None:
             self.engine.close()
+            self.built = replace(self.built, guard=CompileGuard())
         self.built.guard.strict = True  # a compile after warm-up ends the engine
         self.engine = Engine(self.built, self.config)
 
     def close(self) -> None:
         self.engine.close()
+
+    def idle_or_restart(self) -> None:
+        """Clears up behind a test that broke off."""
+        if self.engine.healthy():
+            for number in list(self.engine._sequences):
+                self.engine.abort(number)
+            self.idle()
+        else:
+            self.restart()
 
     @property
     def depth(self) -> int:
@@ -218,6 +231,7 @@ class Lab:
         """The answer all others must equal."""
         key = (self.scripted, *request.key())
         if key not in self.oracles:
+            assert self.scheduler.budget == self.built.capacity.rows, "an oracle is made in as few chunks as there can be"
             answer = self.ask(request, max_draft_tokens=0)
             assert answer.stats.num_draft_tokens == 0 and answer.stats.preemptions == 0
             assert set(answer.steps) <= {1}, "the oracle is made one token a step"
@@ -258,18 +272,29 @@ class Lab:
         finally:
             self.scheduler.budget = self.built.capacity.rows
 
+    def idle(self) -> None:
+        """Waits until the engine has put everything away; the last delta comes a moment before."""
+        for _ in range(20_000):
+            if not self.engine._sequences and self.scheduler.idle():
+                return
+            time.sleep(5e-4)
+        raise AssertionError("the engine does not come to rest")
+
     @contextmanager
     def pool(self, pages: int) -> Iterator[None]:
-        """Within, the pool has so many pages. The engine must be idle."""
+        """Within, the pool has so many pages."""
+        self.idle()
         whole, self.scheduler.pool = self.scheduler.pool, PagePool(pages + 1)
         try:
             yield
         finally:
+            self.idle()
             self.scheduler.pool = whole
 
     @contextmanager
     def slot(self, number: int) -> Iterator[None]:
-        """Within, the next request sits in this slot. The engine must be idle."""
+        """Within, the next request sits in this slot."""
+        self.idle()
         slots = self.scheduler.free_slots
         slots.remove(number)
         slots.append(number)
@@ -278,6 +303,7 @@ class Lab:
     @contextmanager
     def preempting(self, *steps: int) -> Iterator[list[int]]:
         """Within, the youngest sequence is sent away before the steps of these numbers; yields those where it was."""
+        self.idle()
         scheduler, plan, number, done = self.scheduler, self.scheduler.plan, iter(range(10**9)), []
 
         def planned() -> Plan:

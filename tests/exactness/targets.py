@@ -23,12 +23,13 @@ KINDS = {  # by name: changes to the tiny configuration, and the dtype it is ser
     "tied": (dict(), "f32"),
     "biased": (dict(tie_word_embeddings=False, attention_bias=True, mlp_bias=True), "bf16"),
 }
-NEXT = np.random.default_rng(5).permutation(np.arange(3, VOCAB))  # a script: one long cycle through the ids from 3 on
+END = 2  # the end token, a part of the script like any other
+NEXT = np.random.default_rng(5).permutation(np.arange(END, VOCAB))  # the script: one long cycle through the ids from 2 on
 
 
 def after(token: int) -> int:
     """The token a script target writes after this one."""
-    at = int(np.flatnonzero(NEXT == token)[0]) if token >= 3 else -1
+    at = int(np.flatnonzero(NEXT == token)[0]) if token >= END else -1
     return int(NEXT[(at + 1) % len(NEXT)])
 
 
@@ -39,6 +40,12 @@ def script(token: int, count: int) -> list[int]:
         token = after(token)
         out.append(token)
     return out
+
+
+def before_the_end(places: int) -> int:
+    """The token after which the script has so many tokens before the end token."""
+    at = int(np.flatnonzero(NEXT == END)[0])
+    return int(NEXT[(at - places - 1) % len(NEXT)])
 
 
 def make(folder: Path, kind: str, scripted: bool = False) -> Path:
@@ -71,12 +78,12 @@ def pairs(head: np.ndarray, dtype: str) -> np.ndarray:
 
 def _write_script(weights: dict[str, np.ndarray]) -> None:
     """Layers that add nothing, and head rows that are the embeddings of what they follow."""
-    for name in weights:
-        if name.endswith(("o_proj.weight", "down_proj.weight")) or ".mlp.down_proj.bias" in name or "o_proj.bias" in name:
-            weights[name] = np.zeros_like(weights[name])
+    for name, values in weights.items():
+        if "o_proj." in name or "down_proj." in name:
+            values[:] = 0
     embed = weights["model.embed_tokens.weight"]
     embed /= np.linalg.norm(embed, axis=1, keepdims=True) / 8
     for token in range(VOCAB):
         weights["lm_head.weight"][after(token)] = embed[token] * 0.5
-    weights["lm_head.weight"][:3] = -1e-3 * embed[:3]
+    weights["lm_head.weight"][:END] = -1e-3 * embed[:END]
     weights["model.norm.weight"][:] = 1.0

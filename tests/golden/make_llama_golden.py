@@ -21,6 +21,7 @@ straight from initialisation has ones and zeros there, and would hide a norm or 
 import argparse
 import json
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ def continue_greedily(model: LlamaForCausalLM, ids: torch.Tensor) -> tuple[np.nd
 def logits_as(model: LlamaForCausalLM, ids: torch.Tensor, dtype: torch.dtype = torch.float32, **changes) -> np.ndarray:
     """The logits of the same parameters in another type, or with `changes` of the configuration."""
     options = {**model.config.to_dict(), **changes, "attn_implementation": "eager", "dtype": dtype}
-    other = LlamaForCausalLM(LlamaConfig(**options)).eval()
+    other = type(model)(type(model.config)(**options)).eval()
     other.load_state_dict(model.state_dict(), strict=False)  # not strict: a change may drop the biases
     return forward(other.to(dtype), ids).numpy()
 
@@ -134,13 +135,19 @@ def make(name: str, folder: Path) -> dict[str, float]:
     generator = torch.Generator().manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**COMMON, **VARIANTS[name])).eval()
     randomise(model, generator)
+    return write(name, model, generator, seed, lambda ids: logits_as(model, ids, **IGNORED[name]), folder)
+
+
+def write(name: str, model: torch.nn.Module, generator: torch.Generator, seed: int,
+          ignoring: Callable[[torch.Tensor], np.ndarray], folder: Path) -> dict[str, float]:
+    """`ignoring(ids)` are the logits of an implementation that ignored what the variant is there for."""
     ids = torch.randint(3, COMMON["vocab_size"], (BATCH, CONTEXT), generator=generator)
     logits = forward(model, ids).numpy()
     greedy, gaps = continue_greedily(model, ids)
     checks = {
         "seed": seed,
         "f32_minus_f64": float(np.abs(logits - logits_as(model, ids, torch.float64)).max()),
-        "feature_effect": float(np.abs(logits - logits_as(model, ids, **IGNORED[name])).max()),
+        "feature_effect": float(np.abs(logits - ignoring(ids)).max()),
         "smallest_gap": float(gaps.min()),
         "logit_spread": float(logits.std()),
         "different_greedy_tokens": len(set(greedy.ravel().tolist())),
@@ -162,7 +169,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "llama")
     out = parser.parse_args().out
     torch.set_num_threads(1)  # so that a second run gives the same bits
-    checks = {name: make(name, out / name) for name in VARIANTS}
+    record(out, {name: make(name, out / name) for name in VARIANTS})
+
+
+def record(out: Path, checks: dict[str, dict[str, float]]) -> None:
+    """Writes versions.json beside the variants."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
                 "transformers": transformers.__version__, "safetensors": safetensors.__version__}
     (out / "versions.json").write_text(json.dumps({"versions": versions, "variants": checks}, indent=2) + "\n")

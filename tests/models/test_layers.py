@@ -22,7 +22,7 @@ ROPES = {
     "yarn": RopeConfig(**YARN),
     "yarn, not truncated": RopeConfig(**YARN, truncate=False),
     "yarn, other ramp": RopeConfig(**YARN | dict(beta_fast=8.0, beta_slow=2.0, original_max_position=300)),
-    "yarn, clamped ramp": RopeConfig(**YARN | dict(theta=10.0, original_max_position=100000)),
+    "yarn, clamped ramp": RopeConfig(**YARN | dict(theta=100.0, original_max_position=100000, beta_fast=1000.0)),
     "yarn, ramp of one point": RopeConfig(**YARN | dict(beta_fast=2.0, beta_slow=2.0), truncate=False),
 }
 

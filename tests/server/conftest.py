@@ -1,6 +1,7 @@
-"""Servers over the fake engine, as processes of their own on loopback."""
+"""Servers as processes of their own on loopback: over the fake engine, and over a real one with a tiny model."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,16 +13,19 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import tiny_model
+
 HERE = Path(__file__).parent
 
 
 class Served:
     """A running server: `url`, `lines` it printed, and its process."""
 
-    def __init__(self, engine: dict, flags: list[str]):
+    def __init__(self, script: str, arguments: list[str]):
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(HERE.parents[1])}
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "fake_serve.py"), json.dumps(engine), "--port", "0", *flags],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            [sys.executable, str(HERE / script), *arguments, "--port", "0"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         self.lines: list[str] = []
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -54,6 +58,11 @@ class Served:
             assert time.monotonic() < end, f"{name} stayed {seen}, not {value}"
             time.sleep(0.02)
 
+    def memory(self) -> int:
+        """Resident bytes of the process (Linux)."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def stop(self) -> None:
         self.http.close()
         self.process.kill()
@@ -61,7 +70,7 @@ class Served:
 
 
 def start(engine: dict | None = None, *flags: str) -> Served:
-    return Served(engine or {}, list(flags))
+    return Served("fake_serve.py", [json.dumps(engine or {}), *flags])
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +98,35 @@ def launch() -> Iterator:
 
     def go(engine: dict | None = None, *flags: str) -> Served:
         running.append(start(engine, *flags))
+        return running[-1]
+
+    yield go
+    for served in running:
+        served.stop()
+
+
+REAL = ("--dtype", "f32", "--max-num-batched-tokens", "32", "--page-size", "16", "--num-speculative-tokens", "7")
+
+
+@pytest.fixture(scope="session")
+def real_model(tmp_path_factory) -> Path:
+    return tiny_model.make(tmp_path_factory.mktemp("tiny"), max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="session")
+def real_cache(tmp_path_factory) -> Path:
+    """Compiled programs, so that the second server of the same sizes starts quickly."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def launch_real(real_model, real_cache) -> Iterator:
+    """`launch_real(*flags)`: a warm server over a real engine; it ends with the test."""
+    running: list[Served] = []
+
+    def go(*flags: str) -> Served:
+        running.append(Served("real_serve.py", [str(real_model), "--cache-dir", str(real_cache), *REAL, *flags]))
+        running[-1].wait_line("ready on", 120)
         return running[-1]
 
     yield go

@@ -145,3 +145,20 @@ def test_defaults_of_the_model_apply_where_the_body_is_silent():
     assert (spoken.temperature, spoken.top_p, spoken.max_draft_tokens) == (0, 0.9, 3)
     off = parse_body(ChatRequest, {"messages": HELLO, "speculative": {"enabled": False, "n_max": 3}})
     assert chat_params(off, defaults).max_draft_tokens == 0
+
+
+@pytest.mark.parametrize(("path", "prompt"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "ab"})])
+def test_token_ids_come_when_asked_for(server, path, prompt):
+    body = prompt | {"max_tokens": 5, "n": 2}
+    assert "token_ids" not in server.http.post(path, json=body).json()["choices"][0]
+    whole = server.http.post(path, json=body | {"return_token_ids": True}).json()
+    assert [choice["token_ids"] for choice in whole["choices"]] == [list(b"the q")] * 2
+    assert bytes(whole["prompt_token_ids"]) == (b"ab" if path == TEXT else b"<user>hello<assistant>")
+    ids: dict[int, list[int]] = {}
+    for line in server.http.post(path, json=body | {"return_token_ids": True, "stream": True}).text.split("\n\n")[:-2]:
+        for choice in json.loads(line[6:])["choices"]:
+            ids.setdefault(choice["index"], []).extend(choice.get("token_ids", []))
+    assert ids == {0: list(b"the q"), 1: list(b"the q")}
+    body = {"prompt": "ab", "max_tokens": 0, "echo": True, "return_token_ids": True}
+    silent = server.http.post(TEXT, json=body).json()
+    assert silent["choices"][0]["token_ids"] == []

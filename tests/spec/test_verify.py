@@ -82,7 +82,8 @@ def test_a_stop_token_behind_the_limit_is_not_reached():
 
 
 def test_who_draws_nothing_emits_and_ends_nothing():
-    slots = [slot(draws=False, count=0, stops=(1, 0, -1), limit=11)] * SLOTS
+    """Neither who prefills nor who has ended, at a stop token or at the limit."""
+    slots = [slot(draws=False, count=0, stops=(1, 0, -1), limit=limit) for limit in (10, 11)] * (SLOTS // 2)
     assert verdicts(slots) == [(0, 0, GOES_ON)] * SLOTS
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from radiance_jax.errors import ModelError, UserError
-from radiance_jax.text.chat import ChatTemplate
+from radiance_jax.text.chat import MAX_TEMPLATE_BYTES, ChatTemplate, read_template
 from tiny_tokenizers import byte_level
 
 # The template in the default model's GGUF (SmolLM2-135M-Instruct, Apache-2.0).
@@ -113,3 +113,26 @@ def test_the_template_is_found_where_models_keep_it():
 def test_a_template_that_does_not_compile_is_the_models_error():
     with pytest.raises(ModelError, match="valid jinja2"):
         ChatTemplate("{% for %}")
+
+
+def test_a_template_of_the_users_own_goes_before_the_models(tmp_path):
+    path = tmp_path / "own.jinja"
+    path.write_text("own: {{ messages[0].content }} é")
+    model, tokenizer = Files({"chat_template.jinja": b"the model's"}), byte_level()
+    assert ChatTemplate.from_model(model, tokenizer).render([user("x")]) == "the model's"
+    own = ChatTemplate.from_model(model, tokenizer, read_template(str(path)))
+    assert own.render([user("x")]) == "own: x é"
+    assert ChatTemplate.from_model(Files(), tokenizer, read_template(str(path))).render([user("y")]) == "own: y é"
+
+
+def test_a_template_file_that_is_none_is_named(tmp_path):
+    binary, empty, huge = tmp_path / "b", tmp_path / "e", tmp_path / "h"
+    binary.write_bytes(b"\xff\xfe")
+    empty.write_bytes(b" \n")
+    huge.write_bytes(b"x" * (MAX_TEMPLATE_BYTES + 1))
+    for path in (binary, empty, huge, tmp_path, tmp_path / "none", "a\0b"):
+        with pytest.raises(UserError) as caught:
+            read_template(str(path))
+        assert caught.value.param == "chat_template"
+    with pytest.raises(ModelError, match="UTF-8"):
+        ChatTemplate.from_model(Files({"chat_template.jinja": b"\xff"}), byte_level())

@@ -1,4 +1,4 @@
-"""Logits of tiny random Llama models against transformers (see tests/golden/README.md), at tp 1 and 4."""
+"""Logits of tiny random Llama, Qwen2 and Qwen3 models against transformers (see tests/golden/README.md), at tp 1 and 4."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from radiance_jax.models.partition import partition
 from radiance_jax.models.rows import Rows, Tiles
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "llama"
-VARIANTS = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+GOLDEN = Path(__file__).parent.parent / "golden"
+VARIANTS = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN.glob("*/*/logits.npz"))
 PAGE = 16
 
 
 def whole_logits(folder: Path, tp: int, ids: np.ndarray) -> np.ndarray:
-    """All logits [B, T, V] of ids [B, T] in one step of B prefill chunks, walked in tiles of 8 rows."""
+    """All logits [B, T, V] of ids [B, T] in one step of B prefill chunks, walked in tiles of 32 and of 8 rows."""
     model = open_model(folder)
     config = parse_config(model.config)
     cut, mesh = partition(config, tp), make_mesh(tp)
@@ -40,9 +40,9 @@ def whole_logits(folder: Path, tp: int, ids: np.ndarray) -> np.ndarray:
     segments = make_segments(jnp.arange(batch, dtype=jnp.int32) * length, count, jnp.zeros(batch, jnp.int32), 8,
                              batch * length // 8 + batch)
 
-    def run(params, caches, tiles_count):
+    def run(params, caches, live_rows):
         around = llama.Surroundings(
-            tiles=Tiles(8, tiles_count), reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS),
+            tiles=Tiles(((32, 17), (8, 1)), live_rows), reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS),
             attend=lambda q, c: paged_attention(q, c, tables, segments, AttentionShape(height=8)),
             rank=lambda: jax.lax.axis_index(TENSOR_AXIS))
         x, _ = llama.forward(params, config, cut, rows, caches, around)
@@ -51,7 +51,7 @@ def whole_logits(folder: Path, tp: int, ids: np.ndarray) -> np.ndarray:
     part = lambda tree: jax.tree.map(lambda s: s.partition, tree, is_leaf=lambda s: hasattr(s, "partition"))  # noqa: E731
     caches = (cache,) * config.num_layers
     step = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(part(specs), part(caches), jax.P()), out_specs=jax.P(), check_vma=False))
-    logits = step(params, tuple(zeros(cache, mesh) for _ in caches), jnp.int32(batch * length // 8))
+    logits = step(params, tuple(zeros(cache, mesh) for _ in caches), jnp.int32(batch * length))
     return np.asarray(logits)[:, : config.vocab_size].reshape(batch, length, -1)
 
 

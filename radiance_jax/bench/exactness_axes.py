@@ -1,0 +1,338 @@
+"""The circumstances of `bench exactness`, axis by axis. A new one is one more function in `RUNS`."""
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from radiance_jax.bench import exactness_process, forced, prompt_sets
+from radiance_jax.bench.config import engine_values, numbers, words
+from radiance_jax.bench.exactness import ExactnessConfig
+from radiance_jax.bench.exactness_asks import WAYS, Ask, Told, ask_all, differences
+from radiance_jax.bench.record import log
+from radiance_jax.config import EngineConfig
+from radiance_jax.container.default_model import ensure_default_model
+from radiance_jax.container.hub import locate_model
+from radiance_jax.container.source import open_model
+from radiance_jax.engine.build import choose
+from radiance_jax.engine.engine import Engine
+from radiance_jax.engine.request import SamplingParams
+from radiance_jax.engine.scheduler import Plan
+from radiance_jax.errors import RadianceError, UserError
+from radiance_jax.models.config import parse_config
+from radiance_jax.text.chat import ChatTemplate
+from radiance_jax.text.tokenizer import Tokenizer
+
+PROMPTS = "spec_bench_100"
+PATTERN = (3, 0, 16, 1)
+CONTEXTS = 64  # contexts are rounded up to a multiple of this
+
+
+class Run:
+    """The engine under test, the requests, their oracles, and the outcomes so far."""
+
+    def __init__(self, config: ExactnessConfig):
+        self.config = config
+        self.options, self.asks = _prepare(config)
+        self.chosen = choose(self.options, jax.default_backend())
+        self.outcomes: list[dict[str, Any]] = []
+        self.hooks = forced.hooks(len(self.asks), config.max_tokens + 1, self.chosen.depth)
+        self.knobs = forced.table(len(self.asks), config.max_tokens + 1, self.chosen.depth)
+        self.engine = Engine.load(self.options, log, self.hooks)
+        self.vocab = self.engine.model_config.vocab_size
+        self.oracle: list[dict[str, Any]] = []
+
+    @property
+    def few(self) -> list[Ask]:
+        """A quarter of the prompts, each way."""
+        return self.asks[:max(len(self.asks) // 8, 1) * 2]
+
+    def learn(self) -> None:
+        """Alone, one token a step, in as few prefill chunks as there can be, undrafted."""
+        start = time.monotonic()
+        told = ask_all(self.engine, self.asks, 1, max_draft_tokens=0)
+        if any(set(each.steps) != {1} or each.stats.num_draft_tokens for each in told):
+            raise RadianceError("the oracle must be made one token a step")
+        self.oracle = [each.record() for each in told]
+        log(f"{len(told)} oracles in {time.monotonic() - start:.0f} s")
+
+    def compare(self, axis: str, circumstance: str, asks: Sequence[Ask], told: Sequence[Told], start: float,
+                proven: Callable[[dict[str, int]], bool] = lambda activity: True, **activity: Any) -> None:
+        """Adds an outcome. `asks` are the first ones of all; activity is what the answers say and what the caller adds."""
+        made = {"draft_tokens": sum(each.stats.num_draft_tokens for each in told),
+                "accepted": sum(each.stats.num_accepted_draft_tokens for each in told)} | activity
+        found = differences(asks, [each.record() for each in told], [self.oracle[each.seed] for each in asks])
+        self.add(axis, circumstance, len(told), found, made, proven(made), start)
+
+    def add(self, axis: str, circumstance: str, cases: int, found: list, activity: dict, proven: bool, start: float) -> None:
+        self.outcomes.append({"axis": axis, "circumstance": circumstance, "cases": cases, "differences": found,
+                              "activity": activity, "proven": bool(proven), "seconds": time.monotonic() - start})
+        log(f"{axis}, {circumstance}: {cases} answers, {len(found)} differ" + ("" if proven else "; NOT PROVEN"))
+
+    @contextmanager
+    def proposing(self, pattern: Sequence[int]) -> Iterator[None]:
+        """Within, exactly `pattern` is accepted, step by step, of every request."""
+        knobs = {name: value.copy() for name, value in self.knobs.items()}
+        for ask in self.asks:
+            knobs["drafts"][ask.seed], knobs["count"][ask.seed] = forced.accepting(
+                pattern, self.oracle[ask.seed]["ids"], self.config.max_tokens + 1, self.chosen.depth, self.vocab)
+        self.engine._device.turn(knobs)
+        try:
+            yield
+        finally:
+            self.engine._device.turn(self.knobs)
+
+
+def measure(config: ExactnessConfig, result: dict[str, Any]) -> None:
+    """Runs the axes asked for, and fills `result`."""
+    run = Run(config)
+    try:
+        result["bit_exact"] = run.chosen.exact
+        result["engine"] = asdict(run.chosen) | {"capacity": asdict(run.engine.capacity)}
+        run.learn()
+        for name in words("axes", config.axes):
+            RUNS[name](run)
+        result["compiles_after_warmup"] = run.engine.stats().compiles_after_warmup
+    finally:
+        run.engine.close()
+    result["requests"] = [{"prompt": each.name, "way": each.way, "prompt_tokens": len(each.ids)} for each in run.asks]
+    result["axes"] = run.outcomes
+
+
+def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask]]:
+    """The engine's configuration, with its model named and with room for prompts and answers; and the requests."""
+    dtype = choose(config, jax.default_backend()).dtype
+    path = locate_model(config.model, log=log) if config.model else ensure_default_model(Path(config.cache_dir), dtype)
+    model = open_model(path)
+    tokenizer = Tokenizer.from_model(model)
+    prompts = prompt_sets.read(prompt_sets.FOLDER / f"{PROMPTS}.jsonl", PROMPTS)[:config.prompts]
+    prompts = prompt_sets.encode(prompts, tokenizer, ChatTemplate.from_model(model, tokenizer))
+    limit = min(parse_config(model.config).max_position, config.max_model_len or 2**31)
+    need = max(len(each.ids) for each in prompts) + config.max_tokens
+    if need > limit:
+        raise UserError(f"prompt and answer must fit the context of {limit} tokens; the longest needs {need}", param="max_tokens")
+    depth = config.num_speculative_tokens
+    if not depth or config.spec_ngram == 0:
+        raise UserError("num_speculative_tokens and spec_ngram must be more than 0: drafting is what is compared",
+                        param="num_speculative_tokens")
+    options = EngineConfig(**engine_values(config) | {
+        "model": str(path), "max_model_len": config.max_model_len or min(-(-need // CONTEXTS) * CONTEXTS, limit),
+        "num_speculative_tokens": max(config.depth_list()) if depth == "auto" else depth,
+        "max_num_seqs": max(config.max_num_seqs, config.crowd)})
+    asks = [(prompt, way) for prompt in prompts for way in WAYS]
+    return options, [Ask(name=prompt.id, ids=prompt.ids, seed=number, way=way, max_tokens=config.max_tokens)
+                     for number, (prompt, way) in enumerate(asks)]
+
+
+# ---- axes ----
+
+
+def again(run: Run) -> None:
+    """The same once more: what an engine did before leaves no trace."""
+    start = time.monotonic()
+    run.compare("again", "alone, undrafted", run.few, ask_all(run.engine, run.few, 1, max_draft_tokens=0), start)
+
+
+def crowd(run: Run) -> None:
+    for drafts in (0, None):
+        start, before = time.monotonic(), run.engine.stats().steps
+        told = ask_all(run.engine, run.asks, run.config.crowd, max_draft_tokens=drafts)
+        steps = run.engine.stats().steps - before
+        run.compare("crowd", f"{run.config.crowd} at once, " + ("undrafted" if drafts == 0 else "lookup"), run.asks, told, start,
+                    lambda a: a["steps"] < a["tokens"], steps=steps, tokens=sum(len(each.ids) for each in told))
+
+
+def lookup(run: Run) -> None:
+    start = time.monotonic()
+    run.compare("lookup", "alone", run.asks, ask_all(run.engine, run.asks, 1), start, lambda a: 0 < a["accepted"] < a["draft_tokens"])
+
+
+def chunks(run: Run) -> None:
+    scheduler = run.engine._scheduler
+    for rows in numbers("chunks", run.config.chunks):
+        start, before, whole = time.monotonic(), run.engine.stats().steps, scheduler.budget
+        scheduler.budget = min(rows, whole)
+        try:
+            told = ask_all(run.engine, run.asks, 1, max_draft_tokens=0)
+        finally:
+            scheduler.budget = whole
+        several = sum(len(each.ids) > rows for each in run.asks)
+        prefills = run.engine.stats().steps - before - sum(len(each.steps) - 1 for each in told)
+        run.compare("chunks", f"prompts in chunks of {rows}", run.asks, told, start,
+                    lambda a: a["prefill_steps"] >= len(run.asks) + a["prompts_in_several_chunks"],
+                    prefill_steps=prefills, prompts_in_several_chunks=several)
+
+
+def _forced(run: Run, axis: str, circumstance: str, pattern: Sequence[int], live: int, **changes: Any) -> None:
+    start = time.monotonic()
+    depth = min(changes.get("max_draft_tokens") or run.chosen.depth, run.chosen.depth)
+    with run.proposing(pattern):
+        told = ask_all(run.engine, run.asks, live, **changes)
+    as_forced = sum(each.steps[1:] == forced.steps_of(pattern, len(each.ids), depth) for each in told)
+    run.compare(axis, circumstance, run.asks, told, start,
+                lambda a: a["draft_tokens"] > 0 and (live > 1 or a["answers_in_forced_steps"] == len(told)),
+                answers_in_forced_steps=as_forced)
+
+
+def rejected(run: Run) -> None:
+    _forced(run, "rejected", "alone, every draft refused", (0,), 1, max_draft_tokens=min(3, run.chosen.depth))
+    _forced(run, "rejected", f"{run.config.crowd} at once, every draft refused", (0,), run.config.crowd)
+
+
+def accepted(run: Run) -> None:
+    _forced(run, "accepted", "alone, every draft accepted", (run.chosen.depth,), 1)
+    _forced(run, "accepted", f"{run.config.crowd} at once, every draft accepted", (run.chosen.depth,), run.config.crowd)
+
+
+def pattern(run: Run) -> None:
+    _forced(run, "pattern", f"alone, accepting {PATTERN} in turn", PATTERN, 1)
+
+
+def depth(run: Run) -> None:
+    """Every depth with drafts that are right, over a few of the prompts."""
+    for most in run.config.depth_list():
+        if most > run.chosen.depth:
+            continue
+        start = time.monotonic()
+        with run.proposing((run.chosen.depth,)):
+            told = ask_all(run.engine, run.few, 1, max_draft_tokens=most)
+        run.compare("depth", f"{most} drafts a step", run.few, told, start, lambda a, most=most: a["longest_run"] == min(
+            most + 1, run.config.max_tokens - 1), longest_run=max(max(each.steps[1:], default=1) for each in told))
+
+
+def preempted(run: Run) -> None:
+    """The youngest is sent away before every fifth step."""
+    scheduler, start = run.engine._scheduler, time.monotonic()
+    plan, count, before = scheduler.plan, iter(range(10**9)), scheduler.preemptions
+
+    def planned() -> Plan:
+        if next(count) % 5 == 4 and scheduler.running:
+            scheduler._preempt(scheduler.running[-1], Plan())
+        return plan()
+
+    scheduler.plan = planned
+    try:
+        told = ask_all(run.engine, run.few, 3)
+    finally:
+        del scheduler.plan
+    run.compare("preempted", "3 at once, one sent away every 5 steps", run.few, told, start, lambda a: a["preemptions"] > 0,
+                preemptions=scheduler.preemptions - before)
+
+
+def echo(run: Run) -> None:
+    """Reading question and answer together gives the logprobs of decoding."""
+    start, found = time.monotonic(), []
+    for ask in run.few:
+        bits, box = run.oracle[ask.seed]["logprob bits"], []
+        ids = (*ask.ids, *run.oracle[ask.seed]["ids"][:-1])
+        told = _wait(run.engine, ids, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True), box)
+        read = [score.logprob.hex() for score in told[len(ask.ids):]]
+        at = next((i for i, (a, b) in enumerate(zip(read, bits[:-1], strict=True)) if a != b), None)
+        if at is not None:
+            found.append({"prompt": ask.name, "way": ask.way, "what": "prompt logprob bits", "first_at": at})
+    run.add("echo", "answers read as prompts", len(run.few), found, {"prompt_logprobs": len(run.few) * (run.config.max_tokens - 1)},
+            True, start)
+
+
+def _wait(engine: Engine, ids: Sequence[int], params: SamplingParams, scores: list) -> list:
+    import queue
+
+    news: queue.SimpleQueue = queue.SimpleQueue()
+    engine.submit(ids, params, news.put)
+    while True:
+        delta = news.get()
+        scores += delta.prompt_logprobs or ()
+        if delta.finish_reason == "error":
+            raise RadianceError(delta.error or "the engine failed on this request")
+        if delta.finish_reason:
+            return scores
+
+
+def capacity(run: Run) -> None:
+    """Engines of other sizes: sequences, rows, pool, draft depth."""
+    for slots in numbers("sequences", run.config.sequences):
+        start = time.monotonic()
+        options = replace(run.options, max_num_seqs=slots, num_speculative_tokens="auto", kv_pages=None,
+                          max_num_batched_tokens=None if slots > 1 else 16)
+        engine = Engine.load(options, log)
+        try:
+            told = ask_all(engine, run.asks, min(slots, 2 * run.config.crowd))
+            run.compare("capacity", f"--max-num-seqs {slots}, {engine.capacity.rows} rows, drafts of {engine.capacity.depth}",
+                        run.asks, told, start, lambda a: a["draft_tokens"] > 0, pages=engine.capacity.pages - 1)
+        finally:
+            engine.close()
+
+
+def process(run: Run) -> None:
+    """A fresh process without compiled programs, and one that finds them."""
+    with tempfile.TemporaryDirectory() as folder:
+        for state in ("empty", "warm"):
+            start = time.monotonic()
+            options = replace(run.options, cache_dir=folder)
+            exactness_process.write(Path(folder) / "job.json", options, run.few, run.config.crowd)
+            done = subprocess.run([sys.executable, "-m", exactness_process.__name__, str(Path(folder) / "job.json")],
+                                  stdout=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                raise RadianceError(f"a fresh process ended with status {done.returncode}")
+            answer = exactness_process.read(done.stdout)
+            found = differences(run.few, answer["records"], [run.oracle[each.seed] for each in run.few])
+            hits = answer["compile_cache_hits"]
+            run.add("process", f"fresh process, compile cache {state}", len(run.few), found,
+                    {"compile_cache_hits": hits, "draft_tokens": answer["draft_tokens"]}, (hits > 0) == (state == "warm"), start)
+
+
+def soak(run: Run) -> None:
+    """Requests come at random and some leave before they are done; those that stay equal their oracles, the others begin
+    like them."""
+    count, chance, start = run.config.soak, random.Random(run.config.seed), time.monotonic()
+    if not count:
+        return
+    drafts = accepted = aborted = done = 0
+    found: list[dict[str, Any]] = []
+    running: dict[int, tuple[Ask, Told, int | None]] = {}
+    import queue
+
+    news: queue.SimpleQueue = queue.SimpleQueue()
+    while done < count:
+        while len(running) < run.config.crowd and len(running) + done < count:
+            ask = chance.choice(run.asks)
+            leaves = chance.randrange(1, ask.max_tokens) if chance.random() < 0.2 else None
+            box: list[int] = []
+            number = run.engine.submit(ask.ids, ask.params(max_draft_tokens=chance.choice((None, 0, 1, 3, 8))),
+                                       lambda delta, box=box: news.put((box, delta)))
+            box.append(number)
+            running[number] = ask, Told(), leaves
+            if chance.random() < 0.5:
+                break  # the next one comes a little later
+        box, delta = news.get()
+        while not box:
+            time.sleep(1e-4)
+        ask, told, leaves = running[box[0]]
+        told.hear(delta)
+        if leaves is not None and len(told.ids) >= leaves and delta.finish_reason is None:
+            run.engine.abort(box[0])
+            running[box[0]] = ask, told, None
+        if delta.finish_reason is not None:
+            del running[box[0]]
+            done += 1
+            aborted += delta.finish_reason == "abort"
+            drafts, accepted = drafts + told.stats.num_draft_tokens, accepted + told.stats.num_accepted_draft_tokens
+            found += differences([ask], [told.record()], [run.oracle[ask.seed]], whole=delta.finish_reason != "abort")
+            if done % 100 == 0:
+                log(f"soak: {done} of {count}, {len(found)} differ")
+    run.add("soak", f"{count} requests, {run.config.crowd} live", count, found,
+            {"aborted": aborted, "draft_tokens": drafts, "accepted": accepted}, aborted > 0 and accepted > 0, start)
+
+
+RUNS: dict[str, Callable[[Run], None]] = {
+    "again": again, "crowd": crowd, "lookup": lookup, "chunks": chunks, "rejected": rejected, "accepted": accepted,
+    "pattern": pattern, "depth": depth, "preempted": preempted, "echo": echo, "capacity": capacity, "process": process,
+    "soak": soak}

@@ -1,0 +1,57 @@
+"""The pages under docs/ say what the code does."""
+
+import re
+from pathlib import Path
+
+from radiance_jax.engine.stats import EngineStats
+from radiance_jax.flags_page import flags_page
+from radiance_jax.server import metrics
+from radiance_jax.server.app import ROUTES
+from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment")]
+
+
+def text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def test_the_page_of_flags_is_up_to_date():
+    assert text("flags.md") == flags_page(), "run: python -m radiance_jax.flags_page > docs/flags.md"
+
+
+def sample_names() -> set[str]:
+    """Every metric's name as a dashboard writes it: counters with _total, histograms without a suffix."""
+    stats = EngineStats(accepted_per_position=[1], depth={1: 1}, step_seconds={4: (1, 0.1)}, finished={"stop": 1})
+    lines = metrics.render(lambda: stats, "m").decode().splitlines()
+    names = {line.split("{")[0] for line in lines if not line.startswith("#")}
+    return {re.sub("_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_every_metric_is_documented_and_no_other():
+    documented = set(re.findall(r"^\| `((?:vllm|radiance):\w+)", text("metrics.md"), re.MULTILINE))
+    assert documented == sample_names()
+    for label in ("finished_reason", "position", "depth", "rows"):
+        assert f"{{{label}}}" in text("metrics.md")
+
+
+def test_every_field_and_route_is_documented():
+    page = text("api.md")
+    for name in {*ChatRequest.model_fields, *CompletionRequest.model_fields, *IGNORED}:
+        assert f"`{name}" in page, name
+    for _, path, _ in ROUTES:
+        assert path.replace(":path", "") in page, path
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (DOCS / link).exists(), (page.name, link)
+
+
+def test_lines_are_no_longer_than_120_outside_tables_and_code():
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        long = [line for line in lines if len(line) > 120 and not line.startswith("|")]
+        assert not long, (page.name, long)

@@ -1,0 +1,50 @@
+"""The start-up check of tile heights, and how rows are counted in tiles."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from radiance_jax.engine.build import CPU_TILES
+from radiance_jax.engine.check import heights_agree
+from radiance_jax.models.rows import Tiles, rows_computed
+
+
+class Machine:
+    """Scores that depend on the tokens alone, or also on the height of the tiles by one last bit."""
+
+    def __init__(self, wrong_height: int | None = None):
+        self.wrong_height = wrong_height
+        self.asked: list[list[int]] = []
+
+    def score(self, tokens: list[int], chunks: list[int]) -> np.ndarray:
+        self.asked.append(chunks)
+        assert sum(chunks) == len(tokens)
+        scores = np.array(tokens, np.float32) / 7
+        if chunks[0] == self.wrong_height:
+            scores[-1] = np.nextafter(scores[-1], np.float32(np.inf))
+        return scores
+
+
+def test_machines_that_agree_pass_and_every_height_is_tried():
+    machine = Machine()
+    assert heights_agree(machine, 100, 64, CPU_TILES)
+    assert [chunks[0] for chunks in machine.asked] == [40, 32, 8, 2]
+
+
+@pytest.mark.parametrize("height", (40, 32, 8, 2))
+def test_one_bit_in_one_row_at_one_height_is_found(height):
+    assert not heights_agree(Machine(height), 100, 64, CPU_TILES)
+
+
+@jax.jit
+def marks_of(rows):
+    tiles = Tiles(CPU_TILES, rows)
+    return tiles.walk(lambda tile, marks: tiles.put(marks, tiles.take(marks, tile) + 1, tile), jnp.zeros(64, jnp.int32))
+
+
+def test_every_row_is_in_one_tile_and_no_tile_ends_behind_the_last_row_of_a_step():
+    for rows in range(65):
+        done = rows_computed(rows, CPU_TILES)
+        assert rows <= done <= 64
+        assert np.asarray(marks_of(jnp.int32(rows))).tolist() == [1] * done + [0] * (64 - done)
