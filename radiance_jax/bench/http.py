@@ -50,7 +50,7 @@ class HttpConfig(Config):
                                   "of --sets)", BENCH)
     limit: int | None = setting(int, None, "prompts of each set, at most (default: all)", BENCH, low=1)
     max_tokens: int = setting(int, 64, "longest answer, in tokens", BENCH, low=2)
-    ignore_eos: bool = setting(bool, True, "ask for answers of exactly max_tokens; no: where a server refuses it", BENCH)
+    ignore_eos: bool = setting(bool, True, "ask for answers of exactly max_tokens; no: where it is refused", BENCH)
     extra_body: str | None = setting(str, None, "JSON object of further fields, as in {\"speculative\": {\"enabled\": "
                                      "false}} (default: none)", BENCH)
     api_key: str | None = setting(str, None, "key to send to every server (default: none)", BENCH, secret=True)
@@ -245,8 +245,7 @@ def show(result: dict[str, Any]) -> None:
 
     for cell in result["cells"]:
         made.add_row(
-            str(cell["concurrency"]), cell["server"],
-            f"{cell['tokens_per_s']:.1f}" + ("" if cell["counted_by_server"] else " (chunks)"),
+            str(cell["concurrency"]), cell["server"], f"{cell['tokens_per_s']:.1f}",
             " ".join(f"{each:.0f}" for each in cell["tokens_per_s_by_round"]),
             ms(cell["ttft_s"], "p50"), ms(cell["ttft_s"], "p99"),
             ms(cell["inter_token_s"], "p50"), ms(cell["inter_token_s"], "p99"), ms(cell["chunk_gap_s"], "p99"),
@@ -258,6 +257,9 @@ def show(result: dict[str, Any]) -> None:
     for cell in result["cells"]:
         if cell["errors"]:
             console.print(f"{cell['server']}, {cell['concurrency']} at once: {cell['first_errors'][0]}", markup=False)
+    guessed = {cell["server"] for cell in result["cells"] if not cell["counted_by_server"]}
+    for name in sorted(guessed):
+        console.print(f"{name} gives no usage in streams: its tokens are counted as chunks", markup=False)
     machine = result["machine"]
     console.print(f"load average at start: {machine['load_average_at_start'][0]:.2f} on {machine['cores']} cores")
 

@@ -117,8 +117,8 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     log(f"model: {name}, {settings.architecture}, {settings.num_layers} layers, width {settings.width}, vocabulary {settings.vocab_size}, {chosen.dtype}")
     log(f"mesh: tp={mesh.size} on {platform} ({mesh.devices.flat[0].device_kind})" + _padding(settings, cut))
     dtype = DTYPES[chosen.dtype]
-    plan = plan_memory(config, settings, cut, largest_step(config, settings, chosen), chosen.tiles and chosen.tiles[0][0], dtype,
-                       visible_memory(platform, mesh.size))
+    plan = plan_memory(config, settings, cut, largest_step(config, settings, chosen),
+                       (chosen.tiles[0][0], CPU_HEAD_TILE) if chosen.tiles else None, dtype, visible_memory(platform, mesh.size))
     capacity = plan.capacity
     if config.max_model_len is None and capacity.length < settings.max_position:
         log(f"context: {capacity.length} of the model's {settings.max_position} tokens, as many as the key/value pool holds")

@@ -74,23 +74,24 @@ def page_bytes(model: ModelConfig, cut: Partition, page_size: int, dtype: Any) -
     return model.num_layers * rank_bytes(llama.cache_spec(model, cut, 1, page_size, dtype), cut.tp)
 
 
-def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile: int | None, dtype: Any) -> int:
+def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile: tuple[int, int] | None) -> int:
     """Bytes that a step needs for temporaries on one rank, before it is compiled.
 
-    Rows R, of which T = `tile` (or all) are in the layers at once. Residual stream, queries and attention's output for all
-    rows, in f32 for what rounding leaves around, and twenty alternatives a row; one layer's products for T rows; the keys
-    and values of the block that attention looks at, for every segment at once where there are no tiles; twelve times the
-    f32 logits of T rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling); four
-    words a token of history for prompt lookup.
+    Rows R, of which at once T are in the layers and T' are drawn: `tile`, or all of them where it is None. Residual
+    stream, queries and attention's output for all rows, in f32 for what rounding leaves around, and twenty alternatives a
+    row; one layer's products for T rows; the keys and values of the block that attention looks at, for every segment at once where there are no tiles; ten times the f32
+    logits of T' rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling: XLA was seen to
+    keep eight on a CPU); four words a token of history for prompt lookup.
     """
-    r, t = capacity.rows, tile or capacity.rows
+    r = capacity.rows
+    t, drawn = tile or (r, r)
     heads = (cut.local_heads + 2 * cut.local_kv_heads) * model.head_size
     rows = r * 4 * (3 * model.width + 3 * heads) + r * 2 * 8 * capacity.tops
     products = t * 4 * (heads + 2 * model.width + 3 * cut.local_ff)
     blocks = 1 if tile else 8 * (capacity.slots + r // 8)  # pages: up to eight a segment of eight rows
     keys = 2 * blocks * 2 * cut.local_kv_heads * model.head_size * capacity.page_size * 4
     lookup = 4 * 4 * capacity.slots * capacity.length
-    return rows + products + keys + 12 * 4 * t * cut.vocab_size + lookup
+    return rows + products + keys + 10 * 4 * drawn * cut.vocab_size + lookup
 
 
 def compiled_workspace(programs: Any) -> int | None:
@@ -157,9 +158,9 @@ class MemoryPlan:
         return [head, *(f"  {name:15}{readable(size):>11}  {remark}".rstrip() for name, size, remark in rows)]
 
 
-def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted: Capacity, tile: int | None, dtype: Any,
-                memory: Memory) -> MemoryPlan:
-    """Decides pages and context. `wanted` has the longest context and no pages yet.
+def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted: Capacity, tile: tuple[int, int] | None,
+                dtype: Any, memory: Memory) -> MemoryPlan:
+    """Decides pages and context. `wanted` has the longest context and no pages yet; `tile` as in `step_workspace`.
 
     The pool gets `kv_pages`, else as many pages as every slot can use at full length, within the share. A context that
     nobody asked for (`max_model_len` unset) shrinks to what fits. Raises `UserError` with the arithmetic where weights,
@@ -173,7 +174,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
         capacity = replace(wanted, length=length, pages=pages + 1)
         return MemoryPlan(
             memory=memory, share=share, page=page, capacity=capacity, weights=weight_bytes(model, cut, dtype) * ranks,
-            workspace=step_workspace(model, cut, capacity, tile, dtype) * ranks,
+            workspace=step_workspace(model, cut, capacity, tile) * ranks,
             state=rank_bytes(state_specs(capacity, cut.vocab_size), cut.tp) * ranks)
 
     def one_sequence(pages: int) -> MemoryPlan:

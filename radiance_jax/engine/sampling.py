@@ -25,7 +25,7 @@ NEVER = -jnp.inf
 class Draw:
     """Per-sequence sampling state, one entry a slot (S) or, gathered, one a row (R).
 
-    `stops` int32 [S, 8], -1 where unused; `bias` f32 and `counts` int32 [S, V'] (output tokens), `seen` bool [S, V']
+    `stops` int32 [S, 16], -1 where unused; `bias` f32 and `counts` int32 [S, V'] (output tokens), `seen` bool [S, V']
     (prompt tokens), V' the padded vocabulary.
     """
 

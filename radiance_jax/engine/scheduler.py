@@ -56,7 +56,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
         self.preemptions = 0
-        self.budget = capacity.rows  # rows a step may use; tests lower it to cut prompts into chunks of any size
+        self.budget = capacity.budget or capacity.rows  # rows a step may fill; tests lower it to cut prompts into small chunks
         self._depth_of = depth_of
 
     def add(self, sequence: Sequence) -> None:

@@ -38,5 +38,6 @@ def build_app(state: ServerState) -> Starlette:
         exception_handlers={HTTPException: _not_found},
         middleware=[Middleware(ApiKey, key=key)] if key else [],
     )
+    app.router.redirect_slashes = False  # behind a proxy a redirect would name the wrong scheme and host
     app.state.radiance = state
     return app

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from radiance_jax.server.errors import HttpError
 
@@ -16,11 +16,14 @@ async def read_json(request: Request) -> dict[str, Any]:
     if length.isdecimal() and int(length[:12]) > MAX_BODY_BYTES:
         raise _too_large()
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise _too_large()
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            parts.append(part)
+    except ClientDisconnect:  # nobody will read this
+        raise HttpError(400, "the client left before the end of the body") from None
     return parse_json(b"".join(parts))
 
 

@@ -16,7 +16,7 @@ from radiance_jax.container.rad_writer import RadWriter
 from radiance_jax.container.source import open_model
 from radiance_jax.convert import main
 from radiance_jax.errors import ModelError, UserError
-from tiny_models import make_weights
+from tiny_models import CONFIG, make_weights
 
 
 def names(folder):
@@ -38,6 +38,19 @@ def test_every_format_converts_to_the_same_weights(hf_folder, gguf_file, tmp_pat
         again = open_model(convert(rad.path, tmp_path / f"{index}b.rad", dtype).path)
         assert np.array_equal(again.read("model.norm.weight"), rad.read("model.norm.weight"))
         assert again.file("tokenizer.json") == rad.file("tokenizer.json")
+
+
+@pytest.mark.parametrize("family", ("Qwen2", "Qwen3"))
+def test_qwen_folders_and_files_convert_to_the_same_weights(hf_folder, gguf_file, tmp_path, family):
+    from gguf import GGMLQuantizationType
+    config = {"architectures": [f"{family}ForCausalLM"], "model_type": family.lower()}
+    folder = hf_folder(config=config, weights=make_weights(CONFIG | config))
+    file = gguf_file(GGMLQuantizationType.F32, config=config)
+    one, two = (open_model(convert(path, tmp_path / f"{i}.rad", "f32").path) for i, path in enumerate((folder, file)))
+    assert one.config["architectures"] == two.config["architectures"] == config["architectures"]
+    assert one.tensors.keys() == two.tensors.keys() == make_weights(CONFIG | config).keys()
+    for name in one.tensors:
+        assert np.array_equal(one.read(name), two.read(name)), name
 
 
 def test_source_hashes_are_those_of_the_files(hf_folder, tmp_path):

@@ -276,4 +276,4 @@ def test_whatever_the_metadata_holds_only_a_model_error_comes_of_it(gguf_file, t
                 model.file(name)
             assert model.description and model.read("model.norm.weight").size
         except ModelError as error:
-            assert error.param
+            assert error.param is not None

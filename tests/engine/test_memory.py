@@ -32,10 +32,10 @@ RAW = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_attention
 SMALL = parse_config(RAW)
 
 
-def plan(options=None, model=SMALL, tp=1, memory=None, tile=4, **memory_options):
+def plan(options=None, model=SMALL, tp=1, memory=None, tile=(32, 4), **memory_options):
     config = EngineConfig(**options or {})
     length = config.max_model_len or model.max_position
-    wanted = Capacity(slots=config.max_num_seqs, length=length, rows=64, pages=1, page_size=config.page_size or 128, depth=3)
+    wanted = Capacity(slots=config.max_num_seqs, length=length, rows=64, budget=64, pages=1, page_size=config.page_size or 128, depth=3)
     memory = memory or Memory(total=24 * GIB, name="host memory", ranks=tp, **memory_options)
     return plan_memory(config, model, partition(model, tp), wanted, tile, jnp.bfloat16, memory)
 
@@ -165,7 +165,7 @@ def test_an_engine_logs_its_table_and_the_guess_covers_what_was_compiled(tiny, t
         assert "step workspace" in text and "as compiled" in text and "512 tokens" in text
         found = float(re.search(r"step workspace +([0-9.]+) MiB", text)[1])
         model = engine.model_config
-        guess = step_workspace(model, partition(model, 1), engine.capacity, 4, jnp.float32)
+        guess = step_workspace(model, partition(model, 1), engine.capacity, (32, 4))
         assert found <= guess / 2**20 + 0.1
     finally:
         engine.close()

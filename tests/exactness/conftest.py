@@ -8,8 +8,11 @@ KIND = {1: "untied", 2: "tied", 4: "biased"}
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("exactness")
+def folder(tmp_path_factory, request):
+    """Of models; compiled programs are kept in it from one run of pytest to the next (they are found by their text)."""
+    folder = tmp_path_factory.mktemp("exactness")
+    (folder / "cache").symlink_to(request.config.cache.mkdir("exactness"))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ DEVICE: dict[str, Callable] = {
     "penalties ignore the drafts before a row": test_sampling.test_penalties_count_the_drafts_before_a_row_once,
     "a penalty forgets the prompt behind a draft": test_sampling.test_penalties_count_the_drafts_before_a_row_once,
     "the minimum length is counted in steps": test_endings.test_a_minimum_of_tokens_inside_a_run,
-    "the bias of another slot": test_sampling.test_bias_and_penalties_beside_others,
+    "the bias of another slot": test_sampling.test_each_has_the_bias_it_asked_for,
     # what is reported
     "the top 20 of the row before": test_drafters.test_refusing_at_each_place_of_a_run,
     "a logprob after temperature": test_closure.test_reading_equals_decoding,
@@ -208,14 +208,14 @@ def _all_reduce(original, on, seen):
 
 
 def _draw_rows(original, on, seen):
-    def draw_rows(params, config, state, layout, position, needs, x, tiles, capacity):
+    def draw_rows(params, config, state, layout, position, needs, *rest):
         s = seen
         seed = state.draw.seed
         more = jnp.where((s.mode == DECODE) & on("noise is drawn anew for every draft"), layout.count - 1, 0).astype(jnp.uint32)
         seed = jnp.where(on("noise from the seed of the neighbour"), jnp.roll(seed, 1, axis=0), seed) + more[:, None]
         needs = needs & ~(on("the bonus row draws nothing") & s.is_draft & s.is_last)
         drawn, logprob, ids, tops = original(params, config, replace(state, draw=replace(state.draw, seed=seed)), layout, position,
-                                             needs, x, tiles, capacity)
+                                             needs, *rest)
         unread = state.tokens[layout.slot, position + 1]
         drawn = jnp.where(on("a draft is emitted unverified") & s.decodes & ~s.is_last, unread, drawn)
         drawn = jnp.where(on("the bonus token is the draw of the row before") & s.is_draft & s.is_last, drawn[s.row - 1], drawn)

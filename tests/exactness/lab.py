@@ -231,7 +231,7 @@ class Lab:
         """The answer all others must equal."""
         key = (self.scripted, *request.key())
         if key not in self.oracles:
-            assert self.scheduler.budget == self.built.capacity.rows, "an oracle is made in as few chunks as there can be"
+            assert self.scheduler.budget == (self.built.capacity.budget or self.built.capacity.rows), "an oracle is made in as few chunks as there can be"
             answer = self.ask(request, max_draft_tokens=0)
             assert answer.stats.num_draft_tokens == 0 and answer.stats.preemptions == 0
             assert set(answer.steps) <= {1}, "the oracle is made one token a step"
@@ -266,11 +266,11 @@ class Lab:
     @contextmanager
     def chunks(self, rows: int) -> Iterator[None]:
         """Within, a step has at most so many rows, and so has a prefill chunk."""
-        self.scheduler.budget = rows
+        whole, self.scheduler.budget = self.scheduler.budget, rows
         try:
             yield
         finally:
-            self.scheduler.budget = self.built.capacity.rows
+            self.scheduler.budget = whole
 
     def idle(self) -> None:
         """Waits until the engine has put everything away; the last delta comes a moment before."""

@@ -25,6 +25,6 @@ SAMPLED = (
 ADJUSTED = (
     request(6, 32, repetition_penalty=1.3), request(7, 33, temperature=0.9, presence_penalty=0.7, frequency_penalty=0.5),
     request(8, 47, logit_bias=((17, 4.0), (20, -100.0), (31, 2.5))),
-    request(9, 48, temperature=1.0, min_tokens=12, stop_token_ids=tuple(range(3, 60)), ignore_eos=False))
+    request(9, 48, temperature=1.0, min_tokens=12, stop_token_ids=(4, 15, 28, 41, 67, 90, 111, 140), ignore_eos=False))
 ALL = (GREEDY, WARM, *SAMPLED, *ADJUSTED)
 LONG = (request(10, 90), request(11, 90, temperature=0.9, frequency_penalty=0.3, prompt_logprobs=5))

@@ -69,12 +69,13 @@ def test_a_stop_string_at_each_place(script_lab):
 
 def test_a_minimum_of_tokens_inside_a_run(script_lab):
     """Stop tokens may not be drawn before the minimum, wherever the steps begin."""
-    for least in range(1, 10):
-        asked = scripted(24, temperature=0.3)
-        asked = asked.but(stop_token_ids=tuple(answer_of(asked)[:12]), min_tokens=least)
-        script_lab.accepting(asked, DEPTH)
-        answer = script_lab.check(asked, script_lab.ask(asked, max_draft_tokens=DEPTH), f"at least {least} tokens")
-        assert len(answer.ids) > least - 1
+    for place in range(1, 10):
+        for least in (place, place + 1):
+            asked = scripted(24, temperature=0.3)
+            asked = asked.but(stop_token_ids=(answer_of(asked)[place],), min_tokens=least)
+            script_lab.accepting(asked, DEPTH)
+            answer = script_lab.check(asked, script_lab.ask(asked, max_draft_tokens=DEPTH), f"at least {least} tokens")
+            assert (len(answer.ids) == place + 1) == (least == place)
 
 
 def test_a_draft_that_is_the_end_token(script_lab):

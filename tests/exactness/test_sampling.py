@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.exactness.lab import Difference
-from tests.exactness.requests import ADJUSTED, SAMPLED, request
+from tests.exactness.requests import ADJUSTED, SAMPLED, prompt, request
 
 
 def test_noise_belongs_to_the_place_in_the_answer(lab):
@@ -19,7 +19,9 @@ def test_noise_does_not_come_from_a_mates_seed(lab):
 
 
 def test_penalties_count_the_drafts_before_a_row_once(lab):
-    each = request(26, temperature=0.0, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.2)
+    """A few tokens, some of the prompt, lead far, and which of them comes next is for the penalties to say."""
+    few = tuple((token, 60.0) for token in (*prompt(26)[:3], 40, 41, 42))
+    each = request(26, frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=1.3, logit_bias=few)
     lab.accepting(each, 6)
     answer = lab.check(each, lab.ask(each, max_draft_tokens=6), "penalties under drafting")
     assert answer.steps[0] == 7
@@ -30,6 +32,12 @@ def test_bias_and_penalties_beside_others(lab):
         lab.drafting("pattern", each)
     for each, answer in zip(ADJUSTED, lab.ask_all(ADJUSTED, max_draft_tokens=3), strict=True):
         lab.check(each, answer, "adjusted logits beside others")
+
+
+def test_each_has_the_bias_it_asked_for(lab):
+    many = [request(seed, temperature=1.0, logit_bias=((40 + seed, 8.0), (60 + seed, 8.0)), max_tokens=8) for seed in range(4, 9)]
+    for each, answer in zip(many, lab.ask_all(many), strict=True):
+        lab.check(each, answer, "beside others with another bias")
 
 
 def test_choices_draw_answers_of_their_own(lab):

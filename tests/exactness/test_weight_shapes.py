@@ -1,11 +1,13 @@
-"""A row's products have the same bits at every place of every tile, for each weight shape of the default model."""
+"""A row's products have the same bits at every place of tiles of every height, for each weight shape of the default model."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from radiance_jax.engine.build import CPU_TILE
+from radiance_jax.engine.build import CPU_HEAD_TILE, CPU_ONE_TILE, CPU_TILES
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.layers import product
 from radiance_jax.models.llama import param_specs
@@ -15,7 +17,8 @@ from radiance_jax.models.rows import Tiles
 DEFAULT = {  # SmolLM2-135M-Instruct
     "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
     "num_key_value_heads": 3, "num_hidden_layers": 1, "vocab_size": 49152, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
-ROWS = 4 * CPU_TILE
+ROWS = 64
+HEIGHTS = (CPU_TILES, ((CPU_ONE_TILE, 1),), ((CPU_HEAD_TILE, 1),))
 
 
 def shapes(tp: int) -> set[tuple[int, int]]:
@@ -32,18 +35,20 @@ def check(tp: int, dtype) -> None:
         weight = jnp.asarray(chance.standard_normal((out, width), np.float32) * width**-0.5, dtype)
         mine = chance.standard_normal(width, np.float32)
 
-        @jax.jit
-        def run(x, weight, tiles):
-            walk = Tiles(CPU_TILE, tiles)
-            return walk.walk(lambda first, y: walk.put(y, product(walk.take(x, first), weight), first),
-                             jnp.zeros((ROWS, weight.shape[0]), jnp.float32))
+        @partial(jax.jit, static_argnums=3)
+        def run(x, weight, rows, heights):
+            tiles = Tiles(heights, rows)
+            return tiles.walk(lambda tile, y: tiles.put(y, product(tiles.take(x, tile), weight), tile),
+                              jnp.zeros((ROWS, weight.shape[0]), jnp.float32))
 
         seen = set()
-        for tiles in range(1, ROWS // CPU_TILE + 1):
-            for place in range(0, tiles * CPU_TILE, 3 if tiles > 1 else 1):
+        for heights in dict.fromkeys(HEIGHTS):
+            for rows in (1, 2, 3, 8, 9, 33, 45, 64):
                 x = chance.standard_normal((ROWS, width), np.float32) * 3
-                x[place] = mine
-                seen.add(np.asarray(run(jnp.asarray(x, dtype), weight, tiles)[place]).tobytes())
+                places = [0, rows // 2, rows - 1]
+                x[places] = mine
+                made = np.asarray(run(jnp.asarray(x, dtype), weight, rows, heights))
+                seen |= {made[place].tobytes() for place in places}
         assert len(seen) == 1, f"[{out}, {width}] {dtype.__name__} at tp {tp}"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BODIES, TIMES, CONCURRENCY = 100, 3, 16
-FLAGS = ("--max-num-seqs", "8", "--kv-pages", "24", "--max-model-len", "256")
+FLAGS = ("--max-num-seqs", "8", "--page-size", "4", "--kv-pages", "72", "--max-model-len", "256")
 
 
 @dataclass
@@ -35,11 +35,11 @@ def words(rng: random.Random, count: int) -> str:
 
 
 def make_body(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    chat, prompt = rng.random() < 0.5, words(rng, rng.choice((1, 3, 10, 30, 60, 120)))
-    body: dict[str, Any] = {"max_tokens": rng.choice((1, 2, 8, 24, 48, 80)), "ignore_eos": rng.random() < 0.7,
+    chat, prompt = rng.random() < 0.5, words(rng, rng.choice((1, 3, 10, 30, 60, 100)))
+    body: dict[str, Any] = {"max_tokens": rng.choice((1, 2, 8, 24, 48, 100)), "ignore_eos": rng.random() < 0.8,
                             "return_token_ids": True, "temperature": 0}
-    if rng.random() < 0.6:
-        body |= {"temperature": rng.choice((0.4, 0.8, 1.3)), "seed": rng.randrange(2**63)}
+    if rng.random() < 0.5:
+        body |= {"temperature": rng.choice((0.2, 0.7, 1.2)), "seed": rng.randrange(2**63)}
         body |= rng.choice(({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.9}))
     if rng.random() < 0.3:
         body |= {"presence_penalty": 0.6, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
