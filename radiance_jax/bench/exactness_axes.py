@@ -45,7 +45,6 @@ class Run:
         self.chosen = choose(self.options, jax.default_backend())
         self.outcomes: list[dict[str, Any]] = []
         self.hooks = forced.hooks(len(self.asks), config.max_tokens + 1, self.chosen.depth)
-        self.knobs = forced.table(len(self.asks), config.max_tokens + 1, self.chosen.depth)
         self.engine = Engine.load(self.options, log, self.hooks)
         self.vocab = self.engine.model_config.vocab_size
         self.oracle: list[dict[str, Any]] = []
@@ -77,18 +76,22 @@ class Run:
                               "activity": activity, "proven": bool(proven), "seconds": time.monotonic() - start})
         log(f"{axis}, {circumstance}: {cases} answers, {len(found)} differ" + ("" if proven else "; NOT PROVEN"))
 
-    @contextmanager
-    def proposing(self, pattern: Sequence[int]) -> Iterator[None]:
-        """Within, exactly `pattern` is accepted, step by step, of every request."""
-        knobs = {name: value.copy() for name, value in self.knobs.items()}
+    def proposals(self, pattern: Sequence[int], depth: int) -> dict[str, Any]:
+        """Of which exactly `pattern` is accepted, step by step, of every request."""
+        knobs = forced.table(len(self.asks), self.config.max_tokens + 1, depth)
         for ask in self.asks:
             knobs["drafts"][ask.seed], knobs["count"][ask.seed] = forced.accepting(
-                pattern, self.oracle[ask.seed]["ids"], self.config.max_tokens + 1, self.chosen.depth, self.vocab)
-        self.engine._device.turn(knobs)
+                pattern, self.oracle[ask.seed]["ids"], self.config.max_tokens + 1, depth, self.vocab)
+        return knobs
+
+    @contextmanager
+    def proposing(self, pattern: Sequence[int]) -> Iterator[None]:
+        """Within, that is proposed."""
+        self.engine._device.turn(self.proposals(pattern, self.chosen.depth))
         try:
             yield
         finally:
-            self.engine._device.turn(self.knobs)
+            self.engine._device.turn(self.hooks.knobs)
 
 
 def measure(config: ExactnessConfig, result: dict[str, Any]) -> None:
@@ -96,7 +99,7 @@ def measure(config: ExactnessConfig, result: dict[str, Any]) -> None:
     run = Run(config)
     try:
         result["bit_exact"] = run.chosen.exact
-        result["engine"] = asdict(run.chosen) | {"capacity": asdict(run.engine.capacity)}
+        result["engine"] = asdict(run.chosen) | {"tiles": run.engine._tiles, "capacity": asdict(run.engine.capacity)}
         run.learn()
         for name in words("axes", config.axes):
             RUNS[name](run)
@@ -152,7 +155,8 @@ def crowd(run: Run) -> None:
 
 def lookup(run: Run) -> None:
     start = time.monotonic()
-    run.compare("lookup", "alone", run.asks, ask_all(run.engine, run.asks, 1), start, lambda a: 0 < a["accepted"] < a["draft_tokens"])
+    run.compare("lookup", "alone", run.asks, ask_all(run.engine, run.asks, 1), start,
+                lambda a: a["draft_tokens"] > 0)
 
 
 def chunks(run: Run) -> None:
@@ -262,11 +266,14 @@ def capacity(run: Run) -> None:
         start = time.monotonic()
         options = replace(run.options, max_num_seqs=slots, num_speculative_tokens="auto", kv_pages=None,
                           max_num_batched_tokens=None if slots > 1 else 16)
-        engine = Engine.load(options, log)
+        depth = choose(options, jax.default_backend()).depth
+        engine = Engine.load(options, log, forced.hooks(len(run.asks), run.config.max_tokens + 1, depth))
         try:
+            engine._device.turn(run.proposals((2, 0, depth), depth))
             told = ask_all(engine, run.asks, min(slots, 2 * run.config.crowd))
-            run.compare("capacity", f"--max-num-seqs {slots}, {engine.capacity.rows} rows, drafts of {engine.capacity.depth}",
-                        run.asks, told, start, lambda a: a["draft_tokens"] > 0, pages=engine.capacity.pages - 1)
+            run.compare("capacity", f"--max-num-seqs {slots}, {engine.capacity.rows} rows, drafts of {depth}", run.asks, told, start,
+                        lambda a, engine=engine: 0 < a["accepted"] < a["draft_tokens"] and engine._tiles == run.engine._tiles,
+                        pages=engine.capacity.pages - 1)
         finally:
             engine.close()
 

@@ -14,10 +14,19 @@ from jax import lax
 from radiance_jax.models.config import RopeConfig
 
 
+NORM_ROWS = 8
+
+
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """[..., D] to [..., D]. f32 statistics, cast, then the weight (the Llama family's order)."""
+    """[R, ..., D] to the same. f32 statistics, cast, then the weight (the Llama family's order).
+
+    XLA sums the squares of eight rows or more side by side and of fewer rows one by one, in another order. So the
+    statistics are always those of eight rows at least, and a row's do not depend on the height of its tile.
+    """
+    rows = x.shape[0]
     wide = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    padded = jnp.pad(wide, [(0, max(NORM_ROWS - rows, 0))] + [(0, 0)] * (x.ndim - 1))
+    scale = lax.rsqrt(jnp.mean(padded * padded, axis=-1, keepdims=True) + eps)[:rows]
     return (wide * scale).astype(x.dtype) * weight
 
 

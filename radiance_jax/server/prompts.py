@@ -28,9 +28,11 @@ def check_ids(ids: Sequence[int], param: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def completion_prompts(value: Any, tokenizer: Any, add_special_tokens: bool) -> list[Prompt]:
-    """A string, a list of strings, token ids, or a list of lists of token ids."""
+def completion_prompts(value: Any, tokenizer: Any, add_special_tokens: bool, most: int) -> list[Prompt]:
+    """A string, a list of strings, token ids, or a list of lists of token ids; at most `most` of them."""
     many = value if isinstance(value, list) and value and not is_ids(value) else [value]
+    if len(many) > most:  # before any is tokenised
+        raise UserError(f"one request may ask for at most {most} answers here; got {len(many)} prompts", param="prompt")
     prompts = []
     for each in many:
         if isinstance(each, str):

@@ -63,7 +63,8 @@ async def completions(request: Request) -> Response:
     body = parse_body(CompletionRequest, await read_json(request))
     _check(state, body)
     params = completion_params(body, engine.defaults)
-    prompts = await asyncio.to_thread(completion_prompts, body.prompt, engine.tokenizer, body.add_special_tokens)
+    prompts = await asyncio.to_thread(completion_prompts, body.prompt, engine.tokenizer, body.add_special_tokens,
+                                      state.gate.limit)
     generation = Generation(engine, state.gate, [prompt.ids for prompt in prompts], body.n or 1, params)
     shape = CompletionShape(state.pieces, prompts, body.n or 1, logprobs=params.logprobs is not None,
                             echo=bool(body.echo), prompt_only=bool(body.echo) and body.max_tokens == 0,

@@ -53,16 +53,17 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. A rendered chat template already holds its special tokens: pass False for it.
 
-        Special tokens written out in the text become their ids. Raises `UserError` for lone surrogates.
+        Special tokens written out in the text become their ids. Raises `UserError` for lone surrogates. A batch of
+        one, because only batches let go of Python's lock: else a book of a prompt stops every stream for seconds.
         """
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise UserError(f"text must be valid Unicode: {error}", param="prompt") from error
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Ids without a token (padding of the vocabulary) give no text."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_id(self, token: str) -> int | None:
         """Id of a token given as it stands in the vocabulary, or None."""

@@ -7,6 +7,7 @@ import pytest
 
 from radiance_jax.engine.build import CPU_TILES
 from radiance_jax.engine.check import heights_agree
+from radiance_jax.models.layers import rms_norm
 from radiance_jax.models.rows import Tiles, rows_computed
 
 
@@ -48,3 +49,17 @@ def test_every_row_is_in_one_tile_and_no_tile_ends_behind_the_last_row_of_a_step
         done = rows_computed(rows, CPU_TILES)
         assert rows <= done <= 64
         assert np.asarray(marks_of(jnp.int32(rows))).tolist() == [1] * done + [0] * (64 - done)
+
+
+@pytest.mark.parametrize("width", (64, 576, 2048))
+def test_a_norm_gives_a_row_the_same_bits_in_a_tile_of_any_height(width):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((64, width)), jnp.float32)
+    weight = jnp.asarray(rng.standard_normal(width), jnp.float32)
+
+    def through(height: int) -> np.ndarray:
+        tiles = Tiles(((height, 1),), jnp.int32(64))
+        walk = lambda x, w: tiles.walk(lambda t, y: tiles.put(y, rms_norm(tiles.take(x, t), w, 1e-5), t), jnp.zeros_like(x))  # noqa: E731
+        return np.asarray(jax.jit(walk)(x, weight)).view(np.uint32)
+
+    assert all(np.array_equal(through(32), through(height)) for height in (2, 4, 8))

@@ -27,8 +27,8 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """`around(lab, request, value)` is entered first; `asks(value)` are changes to the request; `active(value, facts, lab)`
-    proves that the circumstance was there."""
+    """`around(lab, request, value)` is entered first; `asks(value)` are changes to the request;
+    `active(value, facts, lab)` proves that the circumstance was there."""
 
     values: tuple[Any, ...]
     around: Callable[[Lab, Request, Any], AbstractContextManager] = lambda lab, request, value: nullcontext()
@@ -58,7 +58,8 @@ AXES: dict[str, Axis] = {
     "depth": Axis(values=(0, 1, 3, 7, 16, 31), asks=lambda depth: {"max_draft_tokens": depth},
                   active=lambda depth, facts, lab: (facts.answer.stats.num_draft_tokens == 0) if depth == 0 else True),
     "chunk": Axis(values=(1, 7, 16, 64), around=lambda lab, request, rows: lab.chunks(rows),
-                  active=lambda rows, facts, lab: facts.steps > len(facts.answer.steps) + (facts.answer.stats.prompt_tokens - 1) // rows),
+                  active=lambda rows, facts, lab: facts.steps - len(facts.answer.steps)
+                  >= -(-facts.answer.stats.prompt_tokens // rows)),
     "mates": Axis(values=(1, 3, 6), around=_mates),
     "slot": Axis(values=(1, 4, 7), around=lambda lab, request, slot: lab.slot(slot)),
     "preempted": Axis(values=(1, 2), around=lambda lab, request, step: lab.preempting(step, step + 2),
@@ -66,7 +67,8 @@ AXES: dict[str, Axis] = {
     "pool": Axis(values=(9, 14), around=lambda lab, request, pages: lab.pool(pages),
                  active=lambda pages, facts, lab: lab.scheduler.pool.total == pages),
 }
-ORDER = ("pool", "slot", "drafter", "chunk", "preempted", "mates", "depth")  # of entering: what needs an idle engine first
+# Of entering: what needs an idle engine comes first.
+ORDER = ("pool", "slot", "drafter", "chunk", "preempted", "mates", "depth")
 
 
 def run(lab: Lab, request: Request, circumstances: dict[str, Any]) -> Answer:

@@ -1,7 +1,7 @@
 """Faults that lose bits, each as seen or feared in some engine, and the test that catches it.
 
-A *device* fault is compiled into one program beside all the others and chosen by a traced number, so that no fault costs
-a compile; what is patched is patched only while that program is traced. A *host* fault is a patch at run time.
+A *device* fault is compiled into one program beside all the others and chosen by a traced number, so that no fault
+costs a compile; what is patched is patched only while that program is traced. A *host* fault is a patch at run time.
 """
 
 from collections.abc import Callable, Iterator
@@ -107,8 +107,9 @@ def tracing(knobs: dict[str, Any]) -> Iterator[None]:
     def on(name: str) -> jax.Array:
         return knobs["fault"] == NUMBER[name]
 
-    places = {(steps, "_propose"): _propose, (steps, "_layout"): _layout, (steps, "Rows"): _rows, (steps, "make_segments"): _segments,
-              (steps, "_draw_rows"): _draw_rows, (steps, "accept"): _accept, (attention, "_attend"): _attend,
+    places = {(steps, "_propose"): _propose, (steps, "_layout"): _layout, (steps, "Rows"): _rows,
+              (steps, "make_segments"): _segments, (steps, "_draw_rows"): _draw_rows, (steps, "accept"): _accept,
+              (attention, "_attend"): _attend,
               (llama, "product"): _product, (llama, "rms_norm"): _norm, (llama, "rotate"): _rotate,
               (collectives, "all_reduce"): _all_reduce, (sampling, "adjust"): _adjust, (sampling, "sample"): _sample,
               (sampling, "raw_logprobs"): _raw_logprobs}
@@ -119,6 +120,10 @@ def tracing(knobs: dict[str, Any]) -> Iterator[None]:
 
 
 # ---- device faults: each takes what it replaces, the switch, and what was seen of the step so far ----
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16).astype(x.dtype)
 
 
 def _propose(original, on, seen):
@@ -150,7 +155,8 @@ def _rows(original, on, seen):
             | (on("the last accepted draft's key is lost") & s.is_draft & s.is_last) \
             | (on("the first row of a later chunk is lost") & first)
         page = jnp.where(lost, 0, page)
-        offset = jnp.where(on("the key of a draft is written one place on") & s.is_draft, (offset + 1) % lab.PAGE, offset)
+        further = on("the key of a draft is written one place on") & s.is_draft
+        offset = jnp.where(further, (offset + 1) % lab.PAGE, offset)
         position = jnp.where(on("the position of a draft is off by one") & s.is_draft, position + 1, position)
         position = jnp.where(on("rope turns by the row's place in the step") & s.decodes, s.row, position)
         return original(token, position, page, offset)
@@ -162,17 +168,18 @@ def _segments(original, on, seen):
         made = original(start, count, position, height, capacity)
         run = ((seen.mode == DECODE) & (count > 1))[made.slot]
         left = lab.PAGE - made.position % lab.PAGE
+        skipped = on("the last block of a run across two is skipped") & run
         return replace(
             made, slot=jnp.where(on("the page table of the first sequence serves all"), made.slot[0], made.slot),
             position=made.position + (on("a draft sees its successor") & run),
-            rows=jnp.where(on("the last block of a run across two is skipped") & run, jnp.minimum(made.rows, left), made.rows))
+            rows=jnp.where(skipped, jnp.minimum(made.rows, left), made.rows))
     return segments
 
 
 def _attend(original, on, seen):
     def attend(q, *rest):
-        rounded = q.astype(jnp.bfloat16).astype(q.dtype)
-        return original(jnp.where(on("queries are rounded in steps of several rows") & (seen.layout.total > 1), rounded, q), *rest)
+        rounds = on("queries are rounded in steps of several rows") & (seen.layout.total > 1)
+        return original(jnp.where(rounds, _rounded(q), q), *rest)
     return attend
 
 
@@ -180,22 +187,24 @@ def _product(original, on, seen):
     def product(x, weight):
         half = x.shape[1] // 2
         halves = original(x[:, half:], weight[:, half:]) + original(x[:, :half], weight[:, :half])
-        return jnp.where(on("halves of a product are swapped in larger steps") & (seen.layout.total > 4), halves, original(x, weight))
+        swapped = on("halves of a product are swapped in larger steps") & (seen.layout.total > 4)
+        return jnp.where(swapped, halves, original(x, weight))
     return product
 
 
 def _norm(original, on, seen):
     def norm(x, weight, eps):
         scale = jnp.abs(x).max() / 127
-        return original(jnp.where(on("an activation scale is taken over the tile"), jnp.round(x / scale) * scale, x), weight, eps)
+        scaled = jnp.where(on("an activation scale is taken over the tile"), jnp.round(x / scale) * scale, x)
+        return original(scaled, weight, eps)
     return norm
 
 
 def _rotate(original, on, seen):
     def rotate(*arguments):
         turned = original(*arguments)
-        prompts = (seen.mode == PREFILL).any()
-        return jnp.where(on("keys are rounded in steps with a prompt") & prompts, turned.astype(jnp.bfloat16).astype(turned.dtype), turned)
+        rounds = on("keys are rounded in steps with a prompt") & (seen.mode == PREFILL).any()
+        return jnp.where(rounds, _rounded(turned), turned)
     return rotate
 
 
@@ -203,7 +212,7 @@ def _all_reduce(original, on, seen):
     def all_reduce(x, axis):
         total = original(x, axis)
         several = on("sums over ranks are rounded in steps of several rows") & (seen.layout.total > 1)
-        return jnp.where(several, total.astype(jnp.bfloat16).astype(total.dtype), total)
+        return jnp.where(several, _rounded(total), total)
     return all_reduce
 
 
@@ -211,14 +220,16 @@ def _draw_rows(original, on, seen):
     def draw_rows(params, config, state, layout, position, needs, *rest):
         s = seen
         seed = state.draw.seed
-        more = jnp.where((s.mode == DECODE) & on("noise is drawn anew for every draft"), layout.count - 1, 0).astype(jnp.uint32)
-        seed = jnp.where(on("noise from the seed of the neighbour"), jnp.roll(seed, 1, axis=0), seed) + more[:, None]
+        anew = (s.mode == DECODE) & on("noise is drawn anew for every draft")
+        more = jnp.where(anew, layout.count - 1, 0).astype(jnp.uint32)[:, None]
+        seed = jnp.where(on("noise from the seed of the neighbour"), jnp.roll(seed, 1, axis=0), seed) + more
+        state_ = replace(state, draw=replace(state.draw, seed=seed))
         needs = needs & ~(on("the bonus row draws nothing") & s.is_draft & s.is_last)
-        drawn, logprob, ids, tops = original(params, config, replace(state, draw=replace(state.draw, seed=seed)), layout, position,
-                                             needs, *rest)
+        drawn, logprob, ids, tops = original(params, config, state_, layout, position, needs, *rest)
         unread = state.tokens[layout.slot, position + 1]
         drawn = jnp.where(on("a draft is emitted unverified") & s.decodes & ~s.is_last, unread, drawn)
-        drawn = jnp.where(on("the bonus token is the draw of the row before") & s.is_draft & s.is_last, drawn[s.row - 1], drawn)
+        stale = on("the bonus token is the draw of the row before") & s.is_draft & s.is_last
+        drawn = jnp.where(stale, drawn[s.row - 1], drawn)
         before = (on("the top 20 of the row before") & s.is_draft)[:, None]
         return drawn, logprob, jnp.where(before, ids[s.row - 1], ids), jnp.where(before, tops[s.row - 1], tops)
     return draw_rows
@@ -234,9 +245,11 @@ def _accept(original, on, seen):
         more = on("one draft too many is accepted") & room & (drafted > made.accepted)
         longest = jnp.minimum(made.accepted.max(), drafted)
         shared = on("the longest accepted run of the batch serves all") & room & (longest > made.accepted)
-        over = on("the length cap is overrun inside a run") & (made.ended == 2) & (drafted > 0) & (made.accepted >= drafted)
+        over = on("the length cap is overrun inside a run") & (made.ended == 2) & (drafted > 0)
+        over = over & (made.accepted >= drafted)
         emitted = jnp.where(shared, jnp.minimum(longest + 1, limit - length), made.emitted + more + over)
-        return replace(made, emitted=emitted, ended=jnp.where((length + emitted >= limit) & draws & (made.ended == 0), 2, made.ended))
+        full = (length + emitted >= limit) & draws & (made.ended == 0)
+        return replace(made, emitted=emitted, ended=jnp.where(full, 2, made.ended))
     return accept
 
 
@@ -408,10 +421,12 @@ def _lost_table(original):
 PATCHES: dict[str, Callable[[], tuple[Patch, ...]]] = {
     "a page is shared by two sequences": lambda: (
         Patch(device, "pack_admission", _admission(lambda v: {"pages": [1, *v.pages[1:]]})),),
-    "a page table entry is overwritten when the pool runs low": lambda: (Patch(scheduler.Scheduler, "plan", _overwritten),),
+    "a page table entry is overwritten when the pool runs low": lambda: (
+        Patch(scheduler.Scheduler, "plan", _overwritten),),
     "a run is cut one token behind its stop string": lambda: (Patch(TextStream, "push", _late_cut),),
     "a stop string across two steps is missed": lambda: (Patch(TextStream, "push", _forgetful),),
-    "an end inside a run is reported as the length cap": lambda: (Patch(device.Device, "read", _read(_length_for_stop)),),
+    "an end inside a run is reported as the length cap": lambda: (
+        Patch(device.Device, "read", _read(_length_for_stop)),),
     "usage counts refused drafts": lambda: (Patch(results.Reader, "_count_verify", _refused_counted),),
     "the logprob of a run's first token serves the run": lambda: (Patch(device.Device, "read", _read(_first_logprob)),),
     "a prompt logprob is off by one row": lambda: (Patch(results.Reader, "_prompt_logprobs", _prompt_row),),

@@ -111,7 +111,8 @@ def same(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
         if found[name] != value:
             at = ""
             if isinstance(value, list) and isinstance(found[name], list):
-                at = next((i for i, (a, b) in enumerate(zip(found[name], value)) if a != b), min(len(value), len(found[name])))
+                at = next((i for i, (a, b) in enumerate(zip(found[name], value, strict=False)) if a != b),
+                          min(len(value), len(found[name])))
                 raise Difference(f"{what}: {name} differ at {at}: {found[name][at:at + 2]} unlike {value[at:at + 2]}")
             raise Difference(f"{what}: {name} {found[name]!r} unlike {value!r}")
 
@@ -193,8 +194,8 @@ class Lab:
         if True not in self.weights:
             model = open_model(targets.make(self.folder / f"{self.kind}-script", self.kind, scripted=True))
             settings = self.built.model_config
-            mesh = make_mesh(self.config.mesh_size)
-            self.weights[True] = load_params(settings, partition(settings, mesh.size), model, mesh, DTYPES[self.config.dtype])
+            mesh, dtype = make_mesh(self.config.mesh_size), DTYPES[self.config.dtype]
+            self.weights[True] = load_params(settings, partition(settings, mesh.size), model, mesh, dtype)
         try:
             self.built.device._params, self.scripted = self.weights[True], True
             yield
@@ -231,7 +232,8 @@ class Lab:
         """The answer all others must equal."""
         key = (self.scripted, *request.key())
         if key not in self.oracles:
-            assert self.scheduler.budget == (self.built.capacity.budget or self.built.capacity.rows), "an oracle is made in as few chunks as there can be"
+            whole = self.built.capacity.budget or self.built.capacity.rows
+            assert self.scheduler.budget == whole, "an oracle is made in as few chunks as there can be"
             answer = self.ask(request, max_draft_tokens=0)
             assert answer.stats.num_draft_tokens == 0 and answer.stats.preemptions == 0
             assert set(answer.steps) <= {1}, "the oracle is made one token a step"
@@ -337,7 +339,8 @@ def _pattern(pattern: Callable[[int], Sequence[int]]) -> Callable[[Lab, Request]
 
 # A later drafter is one more entry: the lab and the request to proposals by output index.
 DRAFTERS: dict[str, Callable[[Lab, Request], forced.Row]] = {
-    "lookup": lambda lab, request: (np.zeros((ENTRIES, lab.depth), np.int32), np.full(ENTRIES, forced.LOOKUP, np.int32)),
+    "lookup": lambda lab, request: (np.zeros((ENTRIES, lab.depth), np.int32),
+                                    np.full(ENTRIES, forced.LOOKUP, np.int32)),
     "oracle": _pattern(lambda depth: (depth,)),
     "liar": _pattern(lambda depth: (0,)),
     "pattern": _pattern(lambda depth: (3, 0, depth, 1)),

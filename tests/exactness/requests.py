@@ -20,10 +20,11 @@ def request(seed: int, length: int = 21, **params) -> Request:
 
 GREEDY, WARM = request(0), request(1, temperature=0.8)
 SAMPLED = (
-    request(2, 15, temperature=0.7), request(3, 16, temperature=1.0, top_k=5), request(4, 17, temperature=1.5, top_p=0.8),
-    request(5, 31, temperature=1.0, min_p=0.05))
+    request(2, 15, temperature=0.7), request(3, 16, temperature=1.0, top_k=5),
+    request(4, 17, temperature=1.5, top_p=0.8), request(5, 31, temperature=1.0, min_p=0.05))
 ADJUSTED = (
-    request(6, 32, repetition_penalty=1.3), request(7, 33, temperature=0.9, presence_penalty=0.7, frequency_penalty=0.5),
+    request(6, 32, repetition_penalty=1.3),
+    request(7, 33, temperature=0.9, presence_penalty=0.7, frequency_penalty=0.5),
     request(8, 47, logit_bias=((17, 4.0), (20, -100.0), (31, 2.5))),
     request(9, 48, temperature=1.0, min_tokens=12, stop_token_ids=(4, 15, 28, 41, 67, 90, 111, 140), ignore_eos=False))
 ALL = (GREEDY, WARM, *SAMPLED, *ADJUSTED)

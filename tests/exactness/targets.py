@@ -1,7 +1,7 @@
 """Tiny targets that make one wrong bit visible, of several kinds but of one size (so that targets share programs).
 
-Every head has its rows in pairs: the second row of a pair is the first with one entry moved by one ULP, so that the last
-bit of the residual stream decides which of the two is drawn (the *T-tie* of `exactness.md`). A *script* target writes a
+Every head has its rows in pairs: the second row of a pair is the first with one entry moved by one ULP, so that the
+last bit of the residual stream decides which of the two is drawn (the *T-tie* of the plan). A *script* target writes a
 known text whatever came before: the next token is a fixed function of the last one.
 """
 
@@ -24,7 +24,7 @@ KINDS = {  # by name: changes to the tiny configuration, and the dtype it is ser
     "biased": (dict(tie_word_embeddings=False, attention_bias=True, mlp_bias=True), "bf16"),
 }
 END = 2  # the end token, a part of the script like any other
-NEXT = np.random.default_rng(5).permutation(np.arange(END, VOCAB))  # the script: one long cycle through the ids from 2 on
+NEXT = np.random.default_rng(5).permutation(np.arange(END, VOCAB))  # the script: one cycle through the ids from 2 on
 
 
 def after(token: int) -> int:

@@ -9,7 +9,7 @@ def test_every_number_of_mates(lab):
     for count in (2, 3, 4, 5, 7, 8):
         for each in ALL[:count]:
             lab.drafting("pattern", each)
-        for each, answer in zip(ALL, lab.ask_all(ALL[:count], max_draft_tokens=5)):
+        for each, answer in zip(ALL[:count], lab.ask_all(ALL[:count], max_draft_tokens=5), strict=True):
             lab.check(each, answer, f"one of {count}")
             assert answer.stats.num_draft_tokens > 0
 

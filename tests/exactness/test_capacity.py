@@ -9,12 +9,14 @@ from tests.exactness.requests import ALL, LONG
 
 SIZES = {  # pairwise by design: each differs from the laboratory's own engine and from the others in everything
     "small": dict(max_num_seqs=1, max_num_batched_tokens=8, num_speculative_tokens=0, max_model_len=144, kv_pages=9),
-    "middling": dict(max_num_seqs=5, max_num_batched_tokens=20, num_speculative_tokens=4, max_model_len=200, kv_pages=40),
+    "middling": dict(max_num_seqs=5, max_num_batched_tokens=20, num_speculative_tokens=4, max_model_len=200,
+                     kv_pages=40),
     "large": dict(max_num_seqs=32, max_num_batched_tokens=160, num_speculative_tokens=16, max_model_len=512),
 }
 
 
 def compare(base: Lab, other: Lab) -> None:
+    assert other.built.tiles == base.built.tiles, "tiles belong to the manifest: they must not depend on sizes"
     other.oracles = base.oracles
     requests = [*ALL, *LONG]
     for each in requests:

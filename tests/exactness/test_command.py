@@ -22,8 +22,9 @@ def test_wrong_flags_are_refused_in_one_line(capsys, folder, argv, says):
 def test_a_tiny_model_passes(folder, capsys):
     model, out = tiny_model.make(folder / "command"), folder / "exactness.json"
     status = bench.main([
-        "exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--prompts", "2",
-        "--max-tokens", "6", "--chunks", "3", "--depths", "0,2,4", "--soak", "30", "--out", str(out), "--cache-dir", str(folder),
+        "exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--prompts",
+        "2", "--max-tokens", "6", "--chunks", "3", "--depths", "0,2,4", "--soak", "30", "--out", str(out),
+        "--cache-dir", str(folder),
         "--axes", "again,crowd,chunks,rejected,accepted,pattern,depth,preempted,echo,soak"])
     result = json.loads(out.read_text())
     assert status == 0, [each for each in result["axes"] if each["differences"] or not each["proven"]]
@@ -36,8 +37,9 @@ def test_a_tiny_model_passes(folder, capsys):
 @pytest.mark.slow
 def test_other_sizes_and_fresh_processes(folder):
     model = tiny_model.make(folder / "slow")
-    assert bench.main(["exactness", str(model), "--dtype", "f32", "--prompts", "4", "--max-tokens", "8", "--page-size", "16",
-                       "--axes", "capacity,process", "--sequences", "1,5", "--cache-dir", str(folder)]) == 0
+    assert bench.main(["exactness", str(model), "--dtype", "f32", "--prompts", "4", "--max-tokens", "8",
+                       "--page-size", "16", "--axes", "capacity,process", "--sequences", "1,5",
+                       "--cache-dir", str(folder)]) == 0
 
 
 def test_a_difference_is_named():

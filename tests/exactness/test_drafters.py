@@ -60,7 +60,7 @@ def test_refusing_at_each_place_of_a_run(lab):
     for accepted in range(8):
         lab.accepting(WARM, accepted)
         answer = lab.check(WARM, lab.ask(WARM, max_draft_tokens=7), f"accepting {accepted} of 7 each time")
-        assert answer.steps[:-1] == [accepted + 1] * (len(answer.steps) - 1), "the pattern that was accepted is the forced one"
+        assert answer.steps[:-1] == [accepted + 1] * (len(answer.steps) - 1), "accepted as forced"
 
 
 def test_a_random_pattern(lab):

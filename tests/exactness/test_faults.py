@@ -1,4 +1,4 @@
-"""The suite can see: each fault changes an output and is caught by the test named beside it, which passes without it."""
+"""The suite can see: each fault changes an output and is caught by the test named with it, which passes without it."""
 
 import pytest
 

@@ -8,8 +8,8 @@ from tests.exactness.requests import ALL
 
 def test_without_the_promise_drafting_and_company_change_bits(folder):
     """One program per row count: a row alone goes through another product than a row with company."""
-    lab = Lab.open("tied", 1, folder, bit_exact="off", max_num_seqs=2, max_num_batched_tokens=2, num_speculative_tokens=1,
-                   max_model_len=128)
+    lab = Lab.open("tied", 1, folder, bit_exact="off", max_num_seqs=2, max_num_batched_tokens=2,
+                   num_speculative_tokens=1, max_model_len=128)
     try:
         assert lab.built.device._programs.steps.keys() == {1, 2}
         for each in ALL[:4]:

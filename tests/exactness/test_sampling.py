@@ -35,7 +35,8 @@ def test_bias_and_penalties_beside_others(lab):
 
 
 def test_each_has_the_bias_it_asked_for(lab):
-    many = [request(seed, temperature=1.0, logit_bias=((40 + seed, 8.0), (60 + seed, 8.0)), max_tokens=8) for seed in range(4, 9)]
+    many = [request(seed, temperature=1.0, logit_bias=((40 + seed, 8.0), (60 + seed, 8.0)), max_tokens=8)
+            for seed in range(4, 9)]
     for each, answer in zip(many, lab.ask_all(many), strict=True):
         lab.check(each, answer, "beside others with another bias")
 

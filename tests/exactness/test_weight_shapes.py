@@ -1,4 +1,4 @@
-"""A row's products have the same bits at every place of tiles of every height, for each weight shape of the default model."""
+"""A row's products have the same bits in tiles of every height, for each weight shape of the default model."""
 
 from functools import partial
 
@@ -16,7 +16,8 @@ from radiance_jax.models.rows import Tiles
 
 DEFAULT = {  # SmolLM2-135M-Instruct
     "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
-    "num_key_value_heads": 3, "num_hidden_layers": 1, "vocab_size": 49152, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
+    "num_key_value_heads": 3, "num_hidden_layers": 1, "vocab_size": 49152, "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5}
 ROWS = 64
 HEIGHTS = (CPU_TILES, ((CPU_ONE_TILE, 1),), ((CPU_HEAD_TILE, 1),))
 
