@@ -129,6 +129,7 @@ def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask]]:
     options = EngineConfig(**engine_values(config) | {
         "model": str(path), "max_model_len": config.max_model_len or min(-(-need // CONTEXTS) * CONTEXTS, limit),
         "num_speculative_tokens": max(config.depth_list()) if depth == "auto" else depth,
+        "spec_ngram_min": 1,  # one token that came before is enough: more drafts, more of them wrong
         "max_num_seqs": max(config.max_num_seqs, config.crowd)})
     asks = [(prompt, way) for prompt in prompts for way in WAYS]
     return options, [Ask(name=prompt.id, ids=prompt.ids, seed=number, way=way, max_tokens=config.max_tokens)
@@ -284,8 +285,8 @@ def process(run: Run) -> None:
         for state in ("empty", "warm"):
             start = time.monotonic()
             options = replace(run.options, cache_dir=folder)
-            exactness_process.write(Path(folder) / "job.json", options, run.few, run.config.crowd)
-            done = subprocess.run([sys.executable, "-m", exactness_process.__name__, str(Path(folder) / "job.json")],
+            exactness_process.write(Path(folder), options, run.few, run.config.crowd, run.proposals(PATTERN, run.chosen.depth))
+            done = subprocess.run([sys.executable, "-m", exactness_process.__name__, folder],
                                   stdout=subprocess.PIPE, text=True, check=False)
             if done.returncode:
                 raise RadianceError(f"a fresh process ended with status {done.returncode}")
@@ -293,16 +294,20 @@ def process(run: Run) -> None:
             found = differences(run.few, answer["records"], [run.oracle[each.seed] for each in run.few])
             hits = answer["compile_cache_hits"]
             run.add("process", f"fresh process, compile cache {state}", len(run.few), found,
-                    {"compile_cache_hits": hits, "draft_tokens": answer["draft_tokens"]}, (hits > 0) == (state == "warm"), start)
+                    {"compile_cache_hits": hits, "draft_tokens": answer["draft_tokens"], "accepted": answer["accepted"]},
+                    (hits > 0) == (state == "warm") and answer["accepted"] > 0, start)
 
 
 def soak(run: Run) -> None:
     """Requests come at random and some leave before they are done; those that stay equal their oracles, the others begin
-    like them."""
+    like them. Half of them get lookup's proposals, half get forced ones."""
     count, chance, start = run.config.soak, random.Random(run.config.seed), time.monotonic()
     if not count:
         return
     drafts = accepted = aborted = done = 0
+    knobs = run.proposals(PATTERN, run.chosen.depth)
+    knobs["count"][::4] = knobs["count"][1::4] = forced.LOOKUP  # seeds go prompt by prompt, two ways each
+    run.engine._device.turn(knobs)
     found: list[dict[str, Any]] = []
     running: dict[int, tuple[Ask, Told, int | None]] = {}
     import queue
@@ -335,6 +340,7 @@ def soak(run: Run) -> None:
             found += differences([ask], [told.record()], [run.oracle[ask.seed]], whole=delta.finish_reason != "abort")
             if done % 100 == 0:
                 log(f"soak: {done} of {count}, {len(found)} differ")
+    run.engine._device.turn(run.hooks.knobs)
     run.add("soak", f"{count} requests, {run.config.crowd} live", count, found,
             {"aborted": aborted, "draft_tokens": drafts, "accepted": accepted}, aborted > 0 and accepted > 0, start)
 

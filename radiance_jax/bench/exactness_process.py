@@ -7,26 +7,34 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from radiance_jax.config import EngineConfig
 from radiance_jax.host_devices import ensure_host_devices
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
-def write(path: Path, options: EngineConfig, asks: Sequence[Any], live: int) -> None:
-    path.write_text(json.dumps({"options": asdict(options), "asks": [asdict(each) for each in asks], "live": live}))
+def write(folder: Path, options: EngineConfig, asks: Sequence[Any], live: int, knobs: dict[str, np.ndarray]) -> None:
+    """What to ask, and what is proposed to it."""
+    job = {"options": asdict(options), "asks": [asdict(each) for each in asks], "live": live}
+    (folder / "job.json").write_text(json.dumps(job))
+    np.savez(folder / "knobs.npz", **knobs)
 
 
 def read(text: str) -> dict[str, Any]:
     return json.loads(text.splitlines()[-1])
 
 
-def main(path: str) -> None:
-    job = json.loads(Path(path).read_text())
+def main(folder: str) -> None:
+    job = json.loads((Path(folder) / "job.json").read_text())
+    with np.load(Path(folder) / "knobs.npz") as stored:
+        knobs = dict(stored)
     options = EngineConfig(**job["options"])
     ensure_host_devices(options.mesh_size)
     import jax  # after the environment is set
 
+    from radiance_jax.bench import forced
     from radiance_jax.bench.exactness_asks import Ask, ask_all
     from radiance_jax.bench.record import log
     from radiance_jax.engine.engine import Engine
@@ -34,13 +42,15 @@ def main(path: str) -> None:
     hits: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event == CACHE_HIT else None)
     asks = [Ask(**each | {"ids": tuple(each["ids"])}) for each in job["asks"]]
-    engine = Engine.load(options, log)
+    engine = Engine.load(options, log, forced.hooks(*knobs["drafts"].shape))
     try:
+        engine._device.turn(knobs)
         told = ask_all(engine, asks, job["live"])
     finally:
         engine.close()
     print(json.dumps({"records": [each.record() for each in told], "compile_cache_hits": len(hits),
-                      "draft_tokens": sum(each.stats.num_draft_tokens for each in told)}))
+                      "draft_tokens": sum(each.stats.num_draft_tokens for each in told),
+                      "accepted": sum(each.stats.num_accepted_draft_tokens for each in told)}))
 
 
 if __name__ == "__main__":
