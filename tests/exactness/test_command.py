@@ -34,7 +34,7 @@ def test_a_tiny_model_passes(folder, capsys):
     assert "0 differ; equality is promised" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_sizes_and_fresh_processes(folder):
     model = tiny_model.make(folder / "slow")
     assert bench.main(["exactness", str(model), "--dtype", "f32", "--prompts", "4", "--max-tokens", "8",

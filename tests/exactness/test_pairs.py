@@ -15,7 +15,7 @@ def test_circumstances_in_pairs(lab):
     assert 0 < accepted < drafts
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_circumstances_in_many_pairs(lab):
     for request, circumstances in pairs(400, seed=100 + lab.config.mesh_size):
         run(lab, request, circumstances)

@@ -58,7 +58,7 @@ def test_a_row_is_its_own_in_every_product_of_the_default_model(dtype):
     check(1, dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32), ids=("bf16", "f32"))
 @pytest.mark.parametrize("tp", (2, 3, 4, 8))
 def test_a_row_is_its_own_in_every_product_of_a_rank(tp, dtype):
