@@ -31,7 +31,7 @@ def environment(prog: str, argv: Sequence[str], config: Config) -> dict[str, Any
     device = jax.devices()[0]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([*prog.split(), *argv]),
+        "command": shlex.join([*prog.split(), *map(portable, argv)]),
         "machine": {
             "platform": device.platform, "device": device.device_kind, "devices": jax.device_count(),
             "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform(),
@@ -40,8 +40,16 @@ def environment(prog: str, argv: Sequence[str], config: Config) -> dict[str, Any
         },
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "jaxlib": jaxlib.__version__,
                      "radiance_jax": __version__, "git": git_commit()},
-        "configuration": {name: value for name, value in vars(config).items() if value is not None},
+        "configuration": {name: portable(value) for name, value in vars(config).items()
+                          if value is not None and name != "cache_dir"},
     }
+
+
+def portable(value: Any) -> Any:
+    """Without the folders of this machine: an absolute path keeps its last part, also in a list with commas."""
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    return ",".join(Path(each).name if each.startswith("/") else each for each in value.split(","))
 
 
 def cpu_model() -> str:
