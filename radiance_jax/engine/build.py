@@ -34,9 +34,9 @@ from radiance_jax.models.rows import Heights
 from radiance_jax.text.chat import ChatTemplate, read_template
 from radiance_jax.text.tokenizer import Tokenizer
 
-# (height, least rows that take one more such tile), tallest first; measured on a 2-core CPU in bf16
-# (docs/measurements/cpu_tile.json): a step of one tile of 2, 4, 8, 16 rows costs 1, 1.2, 1.4, 1.9; a row of a tile of 32
-# costs half of a row of a tile of 8. Drafts that fill up a tile of 8 are nearly free.
+# (height, least rows that take one more such tile), tallest first. Chosen on a 2-core CPU in bf16, where a step of one tile
+# costs more the taller it is, but far less than in proportion (docs/measurements/cpu_tile.json): low tiles serve the lone
+# sequence, drafts that fill up a tile of 8 are cheap, and tall ones read prompts.
 CPU_TILES = ((32, 17), (8, 3), (2, 1))
 CPU_HEAD_TILE, CPU_ONE_TILE, CPU_SEGMENT, GPU_SEGMENT = 4, 4, 4, 8
 CPU_DEPTH, GPU_DEPTH = 7, 7
@@ -81,7 +81,8 @@ def choose(config: EngineConfig, platform: str) -> Choices:
     if window is None:
         window = (CPU_DEPTH if cpu else GPU_DEPTH) if most == "auto" else most
     return Choices(platform=platform, dtype="bf16" if config.dtype == "auto" else config.dtype, exact=exact,
-                   tiles=None if not exact else ((config.row_tile, 1),) if config.row_tile else CPU_TILES, depth=window if most == "auto" else min(window, most))
+                   tiles=None if not exact else ((config.row_tile, 1),) if config.row_tile else CPU_TILES,
+                   depth=window if most == "auto" else min(window, most))
 
 
 def largest_step(config: EngineConfig, model: ModelConfig, chosen: Choices) -> Capacity:
@@ -89,7 +90,8 @@ def largest_step(config: EngineConfig, model: ModelConfig, chosen: Choices) -> C
     cpu = chosen.platform == "cpu"
     length = config.max_model_len or model.max_position
     if length > model.max_position:
-        raise UserError(f"max_model_len must be at most the model's context of {model.max_position}; got {length}", param="max_model_len")
+        raise UserError(f"max_model_len must be at most the model's context of {model.max_position}; got {length}",
+                        param="max_model_len")
     rows = config.max_num_batched_tokens or (CPU_ROWS if cpu else GPU_ROWS)
     budget = rows = max(rows, config.max_num_seqs)
     if chosen.tiles:  # whole tiles, and two at least: a single tile compiles to other code than a loop of them
@@ -114,7 +116,8 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     defaults = generation_defaults(model)
     eos = eos_ids(settings, defaults)
     name = getattr(config, "served_model_name", None) or model_name(config.model, path)
-    log(f"model: {name}, {settings.architecture}, {settings.num_layers} layers, width {settings.width}, vocabulary {settings.vocab_size}, {chosen.dtype}")
+    log(f"model: {name}, {settings.architecture}, {settings.num_layers} layers, width {settings.width}, "
+        f"vocabulary {settings.vocab_size}, {chosen.dtype}")
     log(f"mesh: tp={mesh.size} on {platform} ({mesh.devices.flat[0].device_kind})" + _padding(settings, cut))
     dtype = DTYPES[chosen.dtype]
     plan = plan_memory(config, settings, cut, largest_step(config, settings, chosen),
@@ -148,17 +151,20 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     started = time.monotonic()
     params = load_params(settings, cut, model, mesh, dtype)
     log(f"weights: loaded in {time.monotonic() - started:.1f} s")
-    programs = Programs(steps={rows: compiled[rows] for rows in sorted(k for k in compiled if k != "admit")}, admit=compiled["admit"])
+    admit = compiled.pop("admit")
+    programs = Programs(steps=dict(sorted(compiled.items())), admit=admit)
     device = Device(mesh=mesh, params=params, capacity=capacity, programs=programs,
                     cache_specs=(cache,) * settings.num_layers, padded_vocab=cut.vocab_size, knobs=hooks.knobs)
     device.warm_up()
     if chosen.tiles and len(chosen.tiles) > 1:
         names = ", ".join(str(height) for height, _ in chosen.tiles)
         if not heights_agree(device, settings.vocab_size, min(capacity.length - 1, capacity.rows), chosen.tiles):
-            log(f"check: tiles of {names} rows do NOT give the same bits on this machine; starting again with tiles of {CPU_ONE_TILE}")
+            log(f"check: tiles of {names} rows do NOT give the same bits on this machine; "
+                f"starting again with tiles of {CPU_ONE_TILE}")
             return build(replace(config, row_tile=CPU_ONE_TILE), log, hooks)
         log(f"check: a row has the same bits in tiles of {names} rows on this machine")
-    return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, device=device, guard=CompileGuard(), tokenizer=tokenizer,
+    return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, device=device,
+                 guard=CompileGuard(), tokenizer=tokenizer,
                  chat=chat, defaults=defaults, eos=eos)
 
 

@@ -79,8 +79,8 @@ def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile:
 
     Rows R, of which at once T are in the layers and T' are drawn: `tile`, or all of them where it is None. Residual
     stream, queries and attention's output for all rows, in f32 for what rounding leaves around, and twenty alternatives a
-    row; one layer's products for T rows; the keys and values of the block that attention looks at, for every segment at once where there are no tiles; ten times the f32
-    logits of T' rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling: XLA was seen to
+    row; one layer's products for T rows; the keys and values of the block that attention looks at, for every segment at
+    once where there are no tiles; ten times the f32 logits of T' rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling: XLA was seen to
     keep eight on a CPU); four words a token of history for prompt lookup.
     """
     r = capacity.rows
