@@ -24,7 +24,7 @@ class Answer:
             self.done.set()
 
     def wait(self) -> "Answer":
-        assert self.done.wait(120), "no answer in time"
+        assert self.done.wait(600), "no answer in time"
         return self
 
     @property
