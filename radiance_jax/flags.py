@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from radiance_jax.config import GenerateConfig, ServeConfig
+from radiance_jax.container import default_model
 from radiance_jax.errors import UserError, nearest
 from radiance_jax.settings import PROMPT, SAMPLING, SERVER, Config, Setting, draft_model_error, rule_of
 
@@ -203,7 +204,4 @@ def from_environment(schema: type[Config], environ: Mapping[str, str]) -> dict[s
 
 def default_cache_dir(environ: Mapping[str, str]) -> str:
     """`$RADIANCE_CACHE`, else `$XDG_CACHE_HOME/radiance_jax`, else `~/.cache/radiance_jax`."""
-    if environ.get("RADIANCE_CACHE"):
-        return environ["RADIANCE_CACHE"]
-    root = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
-    return str(Path(root) / "radiance_jax")
+    return str(default_model.default_cache_dir(environ))

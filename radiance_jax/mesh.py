@@ -66,15 +66,6 @@ def zeros(spec: ArraySpec, mesh: Mesh) -> jax.Array:
     return place(spec, mesh, read)
 
 
-def parse_mesh(text: str) -> int:
-    """`"tp=8"` to 8. Raises `UserError` for anything else."""
-    name, _, size = text.replace(" ", "").partition("=")
-    if name != TENSOR_AXIS or not size.isascii() or not size.isdigit() or not 1 <= int(size) <= 4096:
-        raise UserError(f"mesh must look like 'tp=N' with N at least 1; got {text!r}. "
-                        "Tensor parallelism is the only mesh axis of this version.", param="mesh")
-    return int(size)
-
-
 def make_mesh(tp: int) -> Mesh:
     """A mesh over the first `tp` visible devices."""
     devices = jax.devices()

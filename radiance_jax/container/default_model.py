@@ -31,7 +31,8 @@ def default_cache_dir(environment: Mapping[str, str]) -> Path:
     """Where models are kept: RADIANCE_CACHE, else the user's cache folder. Doors pass `os.environ`."""
     if chosen := environment.get("RADIANCE_CACHE"):
         return Path(chosen)
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radiance_jax"
+    home = Path(environment.get("HOME") or Path.home())
+    return Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "radiance_jax"
 
 
 def default_model_path(cache_dir: Path, dtype: str = "bf16") -> Path:

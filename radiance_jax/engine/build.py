@@ -24,7 +24,7 @@ from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
 from radiance_jax.engine.state import STOPS, Capacity, admission_size
 from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
 from radiance_jax.errors import ModelError, UserError
-from radiance_jax.mesh import make_mesh, parse_mesh
+from radiance_jax.mesh import make_mesh
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig, parse_config
 from radiance_jax.models.fields import Fields, token_ids
@@ -105,7 +105,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     """Opens, decides, loads, compiles and warms up. Raises `UserError` for what cannot be served."""
     platform = jax.default_backend()
     chosen = choose(config, platform)
-    mesh = make_mesh(parse_mesh(config.mesh))
+    mesh = make_mesh(config.mesh_size)
     cache_dir = Path(config.cache_dir or Path.home() / ".cache" / "radiance_jax")
     path = locate_model(config.model, log=log) if config.model else ensure_default_model(cache_dir, chosen.dtype)
     model = open_model(path)
