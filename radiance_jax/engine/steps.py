@@ -57,7 +57,7 @@ class _Layout:
 def _layout(count: jax.Array, position: jax.Array, rows: int) -> _Layout:
     ends = jnp.cumsum(count)
     index = jnp.arange(rows, dtype=jnp.int32)
-    slot = jnp.minimum(jnp.searchsorted(ends, index, side="right").astype(jnp.int32), count.shape[0] - 1)
+    slot = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32), count.shape[0] - 1)
     return _Layout(ends - count, count, position, slot, index < ends[-1], ends[-1])
 
 

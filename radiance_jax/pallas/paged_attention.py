@@ -50,7 +50,7 @@ def make_segments(start: jax.Array, count: jax.Array, position: jax.Array, heigh
     each = -(-count // height)
     ends = jnp.cumsum(each)
     index = jnp.arange(capacity, dtype=jnp.int32)
-    slot = jnp.minimum(jnp.searchsorted(ends, index, side="right").astype(jnp.int32), count.shape[0] - 1)
+    slot = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32), count.shape[0] - 1)
     first = (index - (ends - each)[slot]) * height
     rows = jnp.where(index < ends[-1], jnp.clip(count[slot] - first, 0, height), 0)
     return Segments(slot, start[slot] + first, position[slot] + first, rows, ends[-1])

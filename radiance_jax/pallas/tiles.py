@@ -1,0 +1,44 @@
+"""Which tiles a product takes: a table measured on an H200, and a rule for every other shape.
+
+Tiles change the speed and not a bit, so that the table may be wrong without harm. The rule: at 64 rows and fewer the weight's
+bytes are the floor, so columns are as narrow as gives at most one thread block per multiprocessor and the pipeline is as
+deep as shared memory allows; at more rows, as wide as the registers hold, in as few waves as there can be.
+"""
+
+from radiance_jax.pallas.mosaic import ROWS
+from radiance_jax.pallas.product import Tile
+
+MULTIPROCESSORS = 132
+SHARED_MEMORY = 220 * 1024
+WIDEST = 256  # columns of a wgmma
+
+# (K, N, gated) at rows up to: the fastest tile measured by `bench product`
+H200: dict[tuple[int, int, bool, int], Tile] = {}
+
+
+def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2) -> Tile:
+    """The tile of a product of `rows` rows, K x N (N counts one of the two halves if gated)."""
+    for most in (8, 16, 32, 64, 128, 512, 1 << 30):
+        if rows <= most and (k, n, gated, most) in H200:
+            return H200[k, n, gated, most]
+    parts = 2 if gated else 1
+    fits = [c for c in range(8, WIDEST // parts + 1, 8) if n % c == 0]
+    if not fits or k % 64:
+        raise ValueError(f"no tile fits a product of {k} x {n}: K must be a multiple of 64 and N of 8")
+    if rows <= ROWS:
+        one_wave = [c for c in fits if n // c <= MULTIPROCESSORS]
+        columns = one_wave[0] if one_wave else max(c for c in fits if c <= max(128 // parts, fits[0]))
+        depth = 128 if k % 128 == 0 and parts * columns <= 64 else 64
+        blocks = 1 if one_wave else 2  # a multiprocessor's
+        return _deepest(Tile(columns=columns, depth=depth), k, parts, out_bytes, SHARED_MEMORY // blocks)
+    tiles = rows // (2 * ROWS)
+    columns = min(fits, key=lambda c: (-(-tiles * n // c // MULTIPROCESSORS) * (c + 16), -c))
+    return _deepest(Tile(columns=columns, warpgroups=2), k, parts, out_bytes, SHARED_MEMORY)
+
+
+def _deepest(tile: Tile, k: int, parts: int, out_bytes: int, memory: int) -> Tile:
+    for stages in range(min(12, k // tile.depth), 0, -1):
+        deeper = Tile(columns=tile.columns, depth=tile.depth, stages=stages, warpgroups=tile.warpgroups)
+        if deeper.shared_memory(parts, out_bytes) <= memory:
+            return deeper
+    raise ValueError(f"a tile of {tile.columns} columns does not fit {memory} bytes of shared memory")

@@ -1,0 +1,255 @@
+"""Paged attention of chunks, decode rows and chains of drafts on a Hopper GPU: the kernel form of `paged_attention`.
+
+A thread block takes one segment (rows of one sequence that stand together), one key head and one *split* of the context. A
+split is a fixed number of positions, counted from position 0, and is walked in blocks of 64; splits are combined in
+ascending order. So a row meets the same keys in the same order whatever its segment, its mates and the pages' places; a
+block or split that is masked for it is neutral to the last bit (maximum unchanged, factor exactly 1, zero added).
+
+The queries of the heads that share a key head are rows of one wgmma tile: flat row j * share + i is head i of row j.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from radiance_jax.pallas.mosaic import ROWS, after_predecessor, shape, tiled
+from radiance_jax.pallas.paged_attention import MASKED, Segments
+
+BLOCK = 64  # keys a block: the finest step of the online softmax
+UNROLL = 4  # splits read together when they are combined
+THREADS = 128
+COPY = 256  # elements of one TMA copy, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitShape:
+    """Static choices. `split` positions (a multiple of 64) are one thread block's; `most` splits there can be; `window`:
+    keys a row sees, itself included (None: all); `cap`: soft cap on scores. The bits depend on `split` alone."""
+
+    split: int = 256
+    most: int
+    window: int | None = None
+    cap: float | None = None
+    stages: int = 2
+
+
+def segment_height(share: int, size: int) -> int:
+    """Rows of a segment, with `share` query heads of `size` a key head. A row's sums are read in whole multiples of the
+    threads, which must not reach beyond the tile."""
+    padded = -(-share * size // THREADS) * THREADS
+    return min(ROWS // share, (ROWS * size - padded) // (share * size) + 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Places:
+    """Where rows stand in segments: int32 [R] each, the segment (C, one beyond the last, for rows of none) and the place in
+    it. `segments` is C."""
+
+    segment: Any
+    index: Any
+    segments: int = field(metadata={"static": True})
+
+
+def make_places(segments: Segments, rows: int) -> Places:
+    """In:  rows 8 of segments row [0, 3], rows [3, 4]    Out: segment [0, 0, 0, 1, 1, 1, 1, 2], index [0, 1, 2, 0, 1, 2, 3, 0]"""
+    count, index = segments.slot.shape[0], jnp.arange(rows, dtype=jnp.int32)
+    live = jnp.arange(count) < segments.count
+    first = jnp.where(live, segments.row, jnp.int32(2**30))
+    segment = jnp.maximum(jnp.searchsorted(first, index, side="right", method="compare_all").astype(jnp.int32) - 1, 0)
+    inside = index - segments.row[segment]
+    own = (inside < segments.rows[segment]) & live[segment]
+    return Places(jnp.where(own, segment, count), jnp.where(own, inside, 0), count)
+
+
+def _first_block(position: jax.Array, window: int | None) -> jax.Array:
+    return jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0) // BLOCK
+
+
+def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segments, share: int, how: SplitShape,
+              interpret: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """q [C + 1, G, 64, H], cache [P, 2G, page, H] to unnormalised sums f32 [splits, C, G, 64, H], the softmax's sums and
+    maxima [splits, C, G, 64]."""
+    _, groups, _, size = q.shape
+    page = cache.shape[2]
+    count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
+    scale = size**-0.5 * math.log2(math.e)
+    dtype, stages = q.dtype, min(how.stages, per_split)
+
+    def body(q_g, cache_g, tables_g, slot_g, position_g, rows_g, of_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, of_s,
+             l_s, m_s, q_here, k_here, v_here):
+        group, segment, split = lax.axis_index("group"), lax.axis_index("segment"), lax.axis_index("split")
+        plgpu.copy_gmem_to_smem(of_g, of_s, q_here)
+        after_predecessor(interpret)
+        slot, position, rows = slot_g[segment], position_g[segment], rows_g[segment]
+        last = position + rows - 1
+        begin = jnp.maximum(split * per_split, _first_block(position, how.window))
+        blocks = jnp.where(rows > 0, jnp.clip(jnp.minimum(last // BLOCK + 1, (split + 1) * per_split) - begin, 0, per_split), 0)
+
+        def fetch(i, stage):
+            for j in range(per_block):
+                at = tables_g[slot, (begin + i) * per_block + j]
+                for buffer, here, which in ((k_s, k_here, group), (v_s, v_here, groups + group)):
+                    plgpu.copy_gmem_to_smem(cache_g.at[at, which], buffer.at[stage, pl.ds(j * page, page)], here.at[stage])
+
+        plgpu.copy_gmem_to_smem(q_g.at[segment, group], q_s, q_here)
+        plgpu.barrier_wait(q_here)
+
+        @pl.when(blocks > 0)
+        def _():
+            for stage in range(stages):
+                @pl.when(stage < blocks)
+                def _(stage=stage):
+                    fetch(stage, stage)
+
+            where = of_s[...] + position
+
+            def walk(i, carry):
+                out, best, total = carry
+                stage = lax.rem(i, stages)
+                start = (begin + i) * BLOCK
+                plgpu.barrier_wait(k_here.at[stage])
+
+                def scores(accumulator):
+                    plgpu.wgmma(accumulator, q_s, k_s.at[stage].T)
+                    return accumulator[...]
+
+                score = pl.run_scoped(scores, plgpu.ACC((ROWS, BLOCK), jnp.float32)) * scale
+                if how.cap is not None:
+                    limit = how.cap * math.log2(math.e)
+                    score = jnp.tanh(score / limit) * limit
+                at = lax.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1) + start
+                own = lax.broadcast_in_dim(where, (ROWS, BLOCK), [0])
+                seen = at <= own
+                if how.window is not None:
+                    seen = seen & (at > own - how.window)
+                score = jnp.where(seen, score, MASKED)
+                top = jnp.maximum(best, score.max(axis=1))
+                keep = jnp.exp2(best - top)
+                weight = jnp.where(seen, jnp.exp2(score - lax.broadcast_in_dim(top, score.shape, [0])), 0.0)
+                total = total * keep + weight.sum(axis=1)
+                p_s[...] = weight.astype(dtype)
+                plgpu.barrier_wait(v_here.at[stage])
+
+                @pl.when(start + BLOCK > last + 1)  # what lies behind the last row is another step's: no NaN may leak
+                def _():
+                    v = v_s[stage]
+                    mine = lax.broadcasted_iota(jnp.int32, (BLOCK, size), 0) + start <= last
+                    v_s[stage] = jnp.where(mine, v, jnp.zeros_like(v))
+
+                plgpu.commit_smem()
+
+                def mix(accumulator):
+                    plgpu.wgmma(accumulator, p_s, v_s.at[stage])
+                    return accumulator[...]
+
+                mixed = pl.run_scoped(mix, plgpu.ACC((ROWS, size), jnp.float32))
+                out = out * lax.broadcast_in_dim(keep, out.shape, [0]) + mixed
+
+                @pl.when(i + stages < blocks)
+                def _():
+                    fetch(i + stages, stage)
+
+                return out, top, total
+
+            full = lambda value, *dims: jnp.full(dims, value, jnp.float32)  # noqa: E731
+            out, best, total = lax.fori_loop(0, blocks, walk, (full(0.0, ROWS, size), full(MASKED, ROWS), full(0.0, ROWS)))
+            o_g.at[split, segment, group][...] = out
+            l_s[...] = total
+            m_s[...] = best
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(l_s, l_g.at[split, segment, group])
+            plgpu.copy_smem_to_gmem(m_s, m_g.at[split, segment, group])
+            plgpu.wait_smem_to_gmem(0)
+
+    parts = (how.most, count, groups)
+    f32 = jnp.float32
+    kernel = plgpu.kernel(
+        body, out_type=(shape(*parts, ROWS, size, dtype=f32), shape(*parts, ROWS, dtype=f32), shape(*parts, ROWS, dtype=f32)),
+        grid=(groups, count, how.most), grid_names=("group", "segment", "split"), interpret=interpret,
+        scratch_types=[
+            plgpu.SMEM((ROWS, size), dtype, transforms=tiled(size, dtype)),
+            plgpu.SMEM((stages, BLOCK, size), dtype, transforms=tiled(size, dtype)),
+            plgpu.SMEM((stages, BLOCK, size), dtype, transforms=tiled(size, dtype)),
+            plgpu.SMEM((ROWS, BLOCK), dtype, transforms=tiled(BLOCK, dtype)),
+            plgpu.SMEM((ROWS,), jnp.int32), plgpu.SMEM((ROWS,), f32), plgpu.SMEM((ROWS,), f32), plgpu.Barrier(num_arrivals=2),
+            plgpu.Barrier(num_arrivals=per_block, num_barriers=stages), plgpu.Barrier(num_arrivals=per_block, num_barriers=stages)])
+    of = jnp.arange(ROWS, dtype=jnp.int32) // share
+    return kernel(q, cache, tables, segments.slot, segments.position, segments.rows, of)
+
+
+def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, places: Places, share: int, how: SplitShape,
+             dtype: Any, interpret: Any) -> jax.Array:
+    """Partial sums to attended rows [R, G * share * H]: splits in ascending order, f32."""
+    sums, totals, tops = parts
+    rows, (most, count, groups, _, size) = places.segment.shape[0], sums.shape
+    width = share * size
+    padded = -(-width // THREADS) * THREADS
+    layout = plgpu.Layout.WG_STRIDED((padded,), vec_size=math.gcd(4, padded // THREADS))
+
+    def body(sums_g, total_g, top_g, segment_g, index_g, position_g, rows_g, o_g, o_s):
+        row, group = lax.axis_index("row"), lax.axis_index("group")
+        after_predecessor(interpret)
+        segment, own = segment_g[row], index_g[row]
+
+        @pl.when(segment < count)
+        def _():
+            last = position_g[segment] + rows_g[segment] - 1
+            begin = _first_block(position_g[segment], how.window) * BLOCK // how.split
+            end = last // how.split + 1
+            head = plgpu.broadcasted_iota(jnp.int32, (padded,), 0, layout=layout) // size
+            full = lambda value: plgpu.layout_cast(jnp.full((padded,), value, jnp.float32), layout)  # noqa: E731
+
+            def by_head(values):
+                spread = full(values[-1])
+                for i in range(share - 1):
+                    spread = jnp.where(head == i, values[i], spread)
+                return spread
+
+            def some(i, carry):
+                out, best, total = carry
+                for j in range(UNROLL):
+                    split = begin + i * UNROLL + j
+                    live = split < end
+                    at = jnp.minimum(split, most - 1)
+                    stats = [by_head([jnp.where(live, ref[at, segment, group, own * share + k], neutral) for k in range(share)])
+                             for ref, neutral in ((top_g, MASKED), (total_g, 0.0))]
+                    part = plgpu.load(sums_g.at[at, segment, group, pl.ds(own * width, padded)], layout=layout, optimized=False)
+                    part = jnp.where(lax.broadcast(live, (padded,)), part, full(0.0))
+                    top = jnp.maximum(best, stats[0])
+                    keep, new = jnp.exp2(best - top), jnp.exp2(stats[0] - top)
+                    out = out * keep + part * new
+                    total = total * keep + stats[1] * new
+                    best = top
+                return out, best, total
+
+            out, _, total = lax.fori_loop(0, pl.cdiv(end - begin, UNROLL), some, (full(0.0), full(MASKED), full(0.0)))
+            o_s[...] = (out / total).astype(dtype)
+            plgpu.commit_smem()
+            for start in range(0, width, COPY):
+                wide = min(COPY, width - start)
+                plgpu.copy_smem_to_gmem(o_s.at[pl.ds(start, wide)], o_g.at[row, pl.ds(group * width + start, wide)])
+            plgpu.wait_smem_to_gmem(0)
+
+    kernel = plgpu.kernel(
+        body, out_type=shape(rows, groups * width, dtype=dtype), grid=(rows, groups), grid_names=("row", "group"),
+        interpret=interpret, scratch_types=[plgpu.SMEM((padded,), dtype)])
+    flat = sums.reshape(most, count, groups, ROWS * size)
+    return kernel(flat, totals, tops, places.segment, places.index, segments.position, segments.rows)
+
+
+def verify_attention(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segments, places: Places, *, share: int,
+                     how: SplitShape, interpret: Any = None) -> jax.Array:
+    """Causal attention of the queries [C + 1, G, 64, H] of `rope_and_store` over cache [P, 2G, page, H].
+
+    tables: int32 [S, M], M a whole number of blocks; segments of at most `segment_height` rows; `share` query heads
+    a key head. Returns [R, G * share * H]; rows of no segment are left unwritten.
+    """
+    parts = _partials(q, cache, tables, segments, share, how, interpret)
+    return _combine(parts, segments, places, share, how, q.dtype, interpret)
