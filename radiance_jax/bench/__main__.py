@@ -9,6 +9,8 @@ from radiance_jax.errors import nearest
 BENCHMARKS = {
     "speed": "drafting on against off and against the fastest off, interleaved in one run; peers beside them",
     "tile": "what a step costs by row tile and live rows (CPU), beside engines that are not bit-exact",
+    "kernels": "the Mosaic kernels one by one on a Hopper GPU: right, row-invariant, and their time over the floor",
+    "step": "a whole step of a model's shape on a Hopper GPU: time, floor, bits by row count, beside non-exact products",
     "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
     "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }

@@ -8,6 +8,7 @@ same in a program of 8 rows and of 512, alone and in company.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,22 +27,26 @@ from radiance_jax.pallas.tiles import choose
 from radiance_jax.pallas.verify_attention import Places, SplitShape, verify_attention
 
 
+def row_invariant(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, gated: bool = False, dtype: Any = None,
+                  interpret: Any = None) -> jax.Array:
+    """A linear layer in the tile that `pallas/tiles.py` chooses for its shape."""
+    n = w.shape[0] // (2 if gated else 1)
+    tile = choose(x.shape[0], x.shape[1], n, gated=gated, out_bytes=jnp.dtype(dtype or x.dtype).itemsize)
+    return product(x, w, bias, tile=tile, gated=gated, dtype=dtype, interpret=interpret)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelSurroundings:
-    """What the forward pass needs from its caller. `tables` int32 [S, M], whole blocks; `reduce(x)` sums over ranks."""
+    """What the forward pass needs from its caller. `tables` int32 [S, M], whole blocks; `reduce(x)` sums over ranks; `linear`:
+    what multiplies (another one than `row_invariant` may be faster, and gives the promise up)."""
 
     tables: jax.Array
     segments: Segments
     places: Places
     how: SplitShape
     reduce: Callable[[jax.Array], jax.Array]
+    linear: Callable[..., jax.Array] = row_invariant
     interpret: Any = None
-
-
-def _linear(x: jax.Array, w: jax.Array, bias: jax.Array | None, interpret: Any, *, gated: bool = False, dtype: Any = None):
-    n = w.shape[0] // (2 if gated else 1)
-    tile = choose(x.shape[0], x.shape[1], n, gated=gated, out_bytes=jnp.dtype(dtype or x.dtype).itemsize)
-    return product(x, w, bias, tile=tile, gated=gated, dtype=dtype, interpret=interpret)
 
 
 def rotations(config: ModelConfig, position: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -56,6 +61,7 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, x: 
     """Embedded rows [R, D] through all layers. Returns the residual stream before the last layer's output, that output (both
     [R, D]; their sum is the stream), and the caches [P, 2, G, page, H] with the rows' keys and values written."""
     share, interpret = cut.local_heads // cut.local_kv_heads, around.interpret
+    linear = partial(around.linear, interpret=interpret)
 
     def summed(part: jax.Array, bias: jax.Array | None) -> jax.Array:
         part = around.reduce(part)
@@ -66,7 +72,7 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, x: 
                 segments: Segments, places: Places):
         cos, sin = turns
         x, normed = add_norm(x, y, layer["attention_norm"], config.norm_eps, interpret=interpret)
-        qkv = _linear(normed, layer["qkv"][0], layer["qkv_bias"][0] if "qkv_bias" in layer else None, interpret)
+        qkv = linear(normed, layer["qkv"][0], layer["qkv_bias"][0] if "qkv_bias" in layer else None)
         pages, two, groups, page, size = cache.shape
         store = jax.new_ref(cache.reshape(pages, two * groups, page, size))
         norms = (layer["q_norm"], layer["k_norm"]) if config.qk_norm else None
@@ -74,11 +80,10 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, x: 
                            interpret=interpret)
         kept = jax.freeze(store)
         attended = verify_attention(q, kept, tables, segments, places, share=share, how=around.how, interpret=interpret)
-        y = summed(_linear(attended, layer["out"][0], None, interpret), layer.get("out_bias"))
+        y = summed(linear(attended, layer["out"][0]), layer.get("out_bias"))
         x, normed = add_norm(x, y, layer["mlp_norm"], config.norm_eps, interpret=interpret)
-        inner = _linear(normed, layer["gate_up"][0], layer["gate_up_bias"][0] if "gate_up_bias" in layer else None, interpret,
-                        gated=True)
-        y = summed(_linear(inner, layer["down"][0], None, interpret), layer.get("down_bias"))
+        inner = linear(normed, layer["gate_up"][0], layer["gate_up_bias"][0] if "gate_up_bias" in layer else None, gated=True)
+        y = summed(linear(inner, layer["down"][0]), layer.get("down_bias"))
         return x, y, kept.reshape(cache.shape)
 
     y, turns, out = jnp.zeros_like(x), rotations(config, rows.position), []
@@ -88,7 +93,8 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, x: 
     return x, y, tuple(out)
 
 
-def head(params: Params, x: jax.Array, y: jax.Array, config: ModelConfig, interpret: Any = None) -> jax.Array:
+def head(params: Params, x: jax.Array, y: jax.Array, config: ModelConfig, linear: Callable[..., jax.Array] = row_invariant,
+         interpret: Any = None) -> jax.Array:
     """Stream and last output [R, D] to this rank's f32 logits [R, V/tp]."""
     _, normed = add_norm(x, y, params["norm"], config.norm_eps, interpret=interpret)
-    return _linear(normed, params.get("head", params["embed"]), None, interpret, dtype=jnp.float32)
+    return linear(normed, params.get("head", params["embed"]), dtype=jnp.float32, interpret=interpret)

@@ -1,0 +1,140 @@
+"""The programs that `bench step` runs: forward pass and head of random weights over a paged cache."""
+
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from radiance_jax.bench.kernels import compile_all
+from radiance_jax.bench.step import SHAPES
+from radiance_jax.mesh import ArraySpec
+from radiance_jax.models import llama, llama_mosaic
+from radiance_jax.models.config import parse_config
+from radiance_jax.models.llama_mosaic import KernelSurroundings
+from radiance_jax.models.partition import partition
+from radiance_jax.models.rows import Rows
+from radiance_jax.pallas import product as products
+from radiance_jax.pallas.paged_attention import make_segments
+from radiance_jax.pallas.verify_attention import SplitShape, make_places, segment_height
+
+SLOTS, PAGE = 8, 64
+BUCKETS = (8, 16, 32, 64, 128, 512, 4096)
+DRAWN = 128  # rows that go through the head, at most
+
+
+def xla_product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, gated: bool = False, dtype: Any = None,
+                interpret: Any = None) -> jax.Array:
+    """XLA's own product in place of the row-invariant one."""
+    del interpret
+    return products.oracle(x, w, bias, gated=gated, dtype=dtype)
+
+
+class Steps:
+    def __init__(self, shape: str, split: int, length: int):
+        self.config = parse_config({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-6,
+                                    "max_position_embeddings": 65536, "hidden_act": "silu"} | SHAPES[shape])
+        self.cut = partition(self.config, 1)
+        length = max(length, BUCKETS[-1])
+        self.pages = -(-length // PAGE)
+        self.how = SplitShape(split=split, most=-(-self.pages * PAGE // split))
+        specs = llama.param_specs(self.config, self.cut, jnp.bfloat16)
+        leaves, tree = jax.tree.flatten(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+        made = [self._random(i, spec.shape) for i, spec in enumerate(leaves)]
+        self.params = jax.tree.unflatten(tree, made)
+        head = "embed" if self.config.tied_head else "head"
+        self.weight_bytes = sum(x.nbytes for x in made) - (0 if head == "embed" else self.params["embed"].nbytes)
+        self.kv_bytes = 2 * 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_size
+        cache = (SLOTS * self.pages + 1, 2, self.cut.kv_heads, PAGE, self.config.head_size)
+        self.caches = tuple(self._random(1000 + i, cache) for i in range(self.config.num_layers))
+        self.table = jnp.asarray(1 + np.random.default_rng(0).permutation(SLOTS * self.pages).reshape(SLOTS, -1), jnp.int32)
+        self.programs: dict[tuple[int, str], Any] = {}
+
+    @staticmethod
+    def _random(seed: int, shape: tuple[int, ...]) -> jax.Array:
+        if len(shape) == 1:
+            return jnp.ones(shape, jnp.bfloat16)
+        return (jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16) * shape[-1] ** -0.5).astype(jnp.bfloat16)
+
+    def bucket(self, rows: int) -> int:
+        return next(b for b in BUCKETS if b >= rows)
+
+    def _step(self, rows: int, linear: Any, params: Any, caches: Any, tables: jax.Array, tokens: jax.Array, start: jax.Array,
+              count: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
+        height = segment_height(self.config.num_heads // self.config.num_kv_heads, self.config.head_size)
+        segments = make_segments(start, count, position, height, SLOTS + rows // height)
+        places = make_places(segments, rows)
+        index = jnp.arange(rows, dtype=jnp.int32)
+        slot = jnp.minimum(jnp.sum(index[:, None] >= (start + count)[None], 1), SLOTS - 1)
+        live = index < (start + count).max()
+        at = jnp.where(live, position[slot] + index - start[slot], 0)
+        page = jnp.where(live, tables[slot, at // PAGE], 0)
+        around = KernelSurroundings(tables=tables, segments=segments, places=places, how=self.how, reduce=lambda x: x, linear=linear)
+        x, y, caches = llama_mosaic.forward(params, self.config, self.cut, Rows(tokens, at, page, at % PAGE), params["embed"][tokens],
+                                            caches, around)
+        drawn = min(rows, DRAWN)
+        return llama_mosaic.head(params, x[:drawn], y[:drawn], self.config, linear), caches
+
+    def compile(self, buckets: list[int], ways: tuple[str, ...]) -> None:
+        abstract = partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
+        four = [jax.ShapeDtypeStruct((SLOTS,), jnp.int32)] * 3
+        linear = {"exact": llama_mosaic.row_invariant, "mixed": xla_product}
+        jobs = {(rows, way): (jax.jit(partial(self._step, rows, linear[way]), donate_argnums=1), (
+            abstract(self.params), abstract(self.caches), abstract(self.table), jax.ShapeDtypeStruct((rows,), jnp.int32), *four))
+            for rows in buckets for way in ways}
+        for key, made in compile_all(jobs).items():
+            if isinstance(made, Exception):
+                raise made
+            self.programs[key] = made
+
+    def run(self, way: str, sequences: int, rows: int, context: int, tokens: np.ndarray | None = None, first: int = 0) -> jax.Array:
+        """Logits of a step; the caches are kept. `first`: rows of another sequence before these."""
+        bucket = self.bucket(first + sequences * rows)
+        count = np.zeros(SLOTS, np.int32)
+        count[:sequences] = rows
+        if first:
+            count[1], count[0], sequences = rows, first, 2
+        start = np.cumsum(count) - count
+        if tokens is None:
+            tokens = np.arange(bucket)
+        padded = np.zeros(bucket, np.int32)
+        padded[:len(tokens)] = tokens[:bucket]
+        logits, self.caches = self.programs[bucket, way](
+            self.params, self.caches, self.table, padded, start.astype(np.int32), count, np.full(SLOTS, context, np.int32))
+        return logits
+
+    def seconds(self, way: str, sequences: int, rows: int, context: int, calls: int = 10) -> float:
+        jax.block_until_ready(self.run(way, sequences, rows, context))
+        start = time.perf_counter()
+        for _ in range(calls):
+            out = self.run(way, sequences, rows, context)
+        jax.block_until_ready(out)
+        return (time.perf_counter() - start) / calls
+
+    def bits(self, counts: tuple[int, ...], context: int = 100) -> list[dict[str, Any]]:
+        """Logit bits and cache bits of the same tokens behind the same context, in steps of every row count."""
+        rng = np.random.default_rng(1)
+        tokens = rng.integers(1, self.config.vocab_size, max(counts))
+        want, out = None, []
+        for rows in sorted(counts, reverse=True):
+            for first in (0, 5):
+                if self.bucket(rows + first) > max(self.programs)[0]:
+                    continue
+                given = np.concatenate([rng.integers(1, self.config.vocab_size, first), tokens[:rows]])
+                logits = self.run("exact", 1, rows, context, given, first)
+                kept = min(rows, DRAWN - first)
+                table = np.asarray(self.table[1 if first else 0])
+                at = context + np.arange(kept)
+                keys = np.asarray(self.caches[-1][table[at // PAGE], :, :, at % PAGE])
+                got = (np.asarray(logits[first:first + kept]).view(np.uint32), keys.view(np.uint16).reshape(kept, -1))
+                if first:  # it stands on other pages, behind a context of other keys: compare only with its like
+                    self._seen = getattr(self, "_seen", {})
+                    base = self._seen.setdefault("second", got)
+                else:
+                    want = want or got
+                    base = want
+                differ = int(((base[0][:kept] != got[0]).any(1) | (base[1][:kept] != got[1]).any(1)).sum())
+                out.append({"rows": rows, "rows_before": first, "compared": kept, "differ": differ})
+        return out
