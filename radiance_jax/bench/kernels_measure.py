@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from radiance_jax.bench.config import numbers, words
-from radiance_jax.bench.kernels import SHAPES, KernelsConfig, compile_all, seconds
+from radiance_jax.bench.kernels import REPEATS, SHAPES, KernelsConfig, compile_all, repeated, seconds
 from radiance_jax.bench.record import log
 from radiance_jax.pallas import norm, rope
 from radiance_jax.pallas import product as products
@@ -57,7 +57,7 @@ def product(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
                 a = jax.ShapeDtypeStruct((rows, k), BF16)
                 jobs[rows, "one"] = (lambda x, w, f=ours: f(x, w)), (a, w)
                 for who, f in (("ours", ours), ("xla", theirs)):
-                    jobs[rows, who] = (lambda x, *ws, f=f: [f(x, w) for w in ws]), (a, *[w] * len(many))
+                    jobs[rows, who] = repeated(f), (a, *[w] * len(many))
             compiled = compile_all(jobs)
             whole = None
             for rows in reversed(counts):
@@ -77,7 +77,8 @@ def product(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
                         "floor_us": 1e6 * _floor(rows, k, n, gated, size, bandwidth)}
                 for who in ("ours", "xla"):
                     if not isinstance(compiled[rows, who], Exception):
-                        each[f"{who}_us"] = 1e6 * seconds(lambda f=compiled[rows, who]: f(x[:rows], *many), 3) / len(many)
+                        each[f"{who}_us"] = 1e6 * seconds(
+                            lambda f=compiled[rows, who], x=x[:rows]: f(x, *many), 1) / len(many) / REPEATS
                 out.append(each)
                 log(f"{shape} {name} {rows} rows: {each.get('ours_us', 0):.1f} us, XLA {each.get('xla_us', 0):.1f}, floor "
                     f"{each['floor_us']:.1f}; {differ} rows differ, error {error:.1e}")
@@ -111,18 +112,22 @@ def tiles(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
             x = jax.random.normal(jax.random.key(99), (MOST, k), BF16)
             w = jax.ShapeDtypeStruct(many[0].shape, BF16)
             for rows in numbers("tile_rows", config.tile_rows):
-                jobs = {tile: ((lambda x, *ws, t=tile: [products.product(x, w, tile=t, gated=gated, dtype=dtype) for w in ws]),
-                               (jax.ShapeDtypeStruct((rows, k), BF16), *[w] * len(many)))
-                        for tile in _candidates(rows, k, n, gated, size)}
+                jobs: dict[Any, Any] = {}
+                for tile in _candidates(rows, k, n, gated, size):
+                    f = partial(products.product, tile=tile, gated=gated, dtype=dtype)
+                    a = jax.ShapeDtypeStruct((rows, k), BF16)
+                    jobs[tile, "once"], jobs[tile, "often"] = (f, (a, w)), (repeated(f), (a, *[w] * len(many)))
+                made = compile_all(jobs)
                 best, first = [], None
-                for tile, made in compile_all(jobs).items():
-                    if isinstance(made, Exception):
-                        log(f"{tile}: {type(made).__name__} {str(made)[:100]}")
+                for tile in dict.fromkeys(tile for tile, _ in jobs):
+                    once, often = made[tile, "once"], made[tile, "often"]
+                    if isinstance(once, Exception) or isinstance(often, Exception):
+                        log(f"{tile}: {once} {often}"[:150])
                         continue
-                    bits = _bits(made(x[:rows], *many)[0])
+                    bits = _bits(once(x[:rows], many[0]))
                     first = bits if first is None else first
-                    best.append((1e6 * seconds(lambda f=made, r=rows: f(x[:r], *many), 3) / len(many), tile,
-                                 int((bits != first).any(1).sum())))
+                    took = seconds(lambda f=often, x=x[:rows]: f(x, *many), 1) / len(many) / REPEATS
+                    best.append((1e6 * took, tile, int((bits != first).any(1).sum())))
                 best.sort(key=lambda each: each[0])
                 floor = 1e6 * _floor(rows, k, n, gated, size, bandwidth)
                 log(f"{shape} {name} {rows} rows, floor {floor:.1f}: " + "; ".join(
@@ -159,9 +164,9 @@ def attention(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
                 q = jnp.pad(q.reshape(places.segments + 1, groups, height * share, size),
                             ((0, 0), (0, 0), (0, 64 - height * share), (0, 0)))
                 caches = [cache] if 8 * pages * page * size * groups * 4 > 1e8 else [cache + i for i in range(4)]
-                f = jax.jit(lambda q, *cs, s=segments, p=places, h=how: [
-                    verify_attention(q, c, tables, s, p, share=share, how=h) for c in cs])
-                y = f(q, *caches)[0][:len(flat)]
+                attend = lambda q, c, s=segments, p=places, h=how: verify_attention(q, c, tables, s, p, share=share, how=h)  # noqa: E731
+                y = jax.jit(attend)(q, cache)[:len(flat)]
+                f = jax.jit(repeated(attend, repeats=50))
                 bits = _bits(y).reshape(sequences, each, -1)
                 differ = 0
                 for s in range(sequences):
@@ -171,7 +176,7 @@ def attention(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
                     -1, 2, groups, page, size), tables, segments, AttentionShape(height=height, block_pages=1, loop=False))
                 error = float(jnp.abs(y.astype(F32) - oracle.reshape(len(flat), -1)).max() / jnp.abs(oracle).max())
                 moved = sequences * 2 * groups * size * 2 * (context - 16 + each) + 2 * 2 * len(flat) * heads * size
-                took = seconds(lambda: f(q, *caches), 10) / len(caches)
+                took = seconds(lambda f=f, q=q, c=caches: f(q, *c), 1) / len(caches) / 50
                 one = {"kernel": "attention", "context": context, "split": split, "sequences": sequences, "rows_each": each,
                        "us": 1e6 * took, "floor_us": 1e6 * moved / bandwidth, "of_copy_bandwidth": moved / took / bandwidth,
                        "differ": differ, "relative_error": error, "wrong": not error < 1e-2}
@@ -189,11 +194,12 @@ def small(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
         xs = [jax.random.normal(jax.random.key(i), (MOST, width), BF16) for i in range(20)]
         y = jax.random.normal(jax.random.key(50), (MOST, width), BF16)
         for rows in (8, 64, 512):
-            f = jax.jit(lambda y, *xs: [norm.add_norm(x, y, weight, 1e-5) for x in xs])
-            got, want = f(y[:rows], *(x[:rows] for x in xs))[0], norm.oracle(xs[0][:rows], y[:rows], weight, 1e-5)
+            add = lambda y, x: norm.add_norm(x, y, weight, 1e-5)  # noqa: E731
+            got, want = jax.jit(add)(y[:rows], xs[0][:rows]), norm.oracle(xs[0][:rows], y[:rows], weight, 1e-5)
             wrong = int((_bits(got[0]) != _bits(want[0])).sum()) + int(
                 (jnp.abs(got[1].astype(F32) - want[1].astype(F32)) > 2**-7 * jnp.abs(want[1].astype(F32)) + 1e-6).sum())
-            took = seconds(lambda f=f, r=rows: f(y[:r], *(x[:r] for x in xs)), 3) / len(xs)
+            f = jax.jit(repeated(lambda y, x: add(y, x)[1]))
+            took = seconds(lambda f=f, y=y[:rows], x=[x[:rows] for x in xs]: f(y, *x), 1) / len(xs) / REPEATS
             out.append({"kernel": "add_norm", "width": width, "rows": rows, "us": 1e6 * took, "wrong": wrong})
             log(f"add_norm {width} {rows} rows: {1e6 * took:.1f} us, {wrong} wrong")
     for heads, groups, size, normed in ((9, 3, 64, False), (32, 8, 128, True)):

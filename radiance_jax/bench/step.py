@@ -87,6 +87,7 @@ def measure(config: StepConfig, steps: Any, result: dict[str, Any]) -> None:
     cases += [(n, rows, contexts[0]) for n in numbers("sequences", config.sequences) for rows in (1, 8)]
     cases += [(1, rows, 0) for rows in numbers("prefill", config.prefill)]
     buckets = {steps.bucket(n * rows) for n, rows, _ in cases} | {steps.bucket(r) for r in numbers("bits", config.bits)}
+    buckets |= {steps.bucket(r + steps.BEFORE) for r in numbers("bits", config.bits) if r + steps.BEFORE <= 512}
     start = time.monotonic()
     steps.compile(sorted(buckets), ways)
     result["compile_seconds"] = time.monotonic() - start

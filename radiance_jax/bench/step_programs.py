@@ -33,6 +33,8 @@ def xla_product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, ga
 
 
 class Steps:
+    BEFORE = 5  # rows of another sequence before those whose bits are compared
+
     def __init__(self, shape: str, split: int, length: int):
         self.config = parse_config({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-6,
                                     "max_position_embeddings": 65536, "hidden_act": "silu"} | SHAPES[shape])
@@ -119,8 +121,8 @@ class Steps:
         tokens = rng.integers(1, self.config.vocab_size, max(counts))
         want, out = None, []
         for rows in sorted(counts, reverse=True):
-            for first in (0, 5):
-                if self.bucket(rows + first) > max(self.programs)[0]:
+            for first in (0, self.BEFORE):
+                if (self.bucket(rows + first), "exact") not in self.programs:
                     continue
                 given = np.concatenate([rng.integers(1, self.config.vocab_size, first), tokens[:rows]])
                 logits = self.run("exact", 1, rows, context, given, first)
