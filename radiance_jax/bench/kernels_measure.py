@@ -88,12 +88,12 @@ def product(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
 def _candidates(rows: int, k: int, n: int, gated: bool, out_bytes: int) -> list[Tile]:
     parts, found = 2 if gated else 1, []
     for columns in (16, 32, 48, 64, 96, 128, 192, 256):
-        if n % columns or parts * columns > 256 or not 60 <= n // columns <= 1300:
+        if n % columns or parts * columns > 256 or not 60 <= n // columns <= (1300 if n > 20000 else 400):
             continue
         for depth in (64, 128):
             if k % depth:
                 continue
-            for share in (1, 2, 3):
+            for share in (1, 2):
                 fitting = [s for s in range(2, 13) if Tile(columns=columns, depth=depth, stages=s).shared_memory(
                     parts, out_bytes) <= SHARED_MEMORY // share]
                 if fitting and n // columns > 132 * (share - 1):

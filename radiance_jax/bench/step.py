@@ -42,6 +42,7 @@ class StepConfig(Config):
     ways: str = setting(str, ",".join(WAYS), "exact: row-invariant products; mixed: XLA's in their place", BENCH)
     split: int = setting(int, 256, "positions of an attention split", BENCH, low=64)
     bits: str = setting(str, "1,2,3,7,8,15,16,17,33,64,128,512", "row counts among which bits are compared", BENCH)
+    profile: bool = setting(bool, True, "kernels by time, of one row behind the first context", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
 
     def __post_init__(self) -> None:
@@ -94,6 +95,12 @@ def measure(config: StepConfig, steps: Any, result: dict[str, Any]) -> None:
     log(f"{len(buckets) * len(ways)} programs in {result['compile_seconds']:.0f} s")
     if "exact" in ways:
         result["bits"] = steps.bits(numbers("bits", config.bits))
+    if config.profile:
+        result["profile"] = {way: steps.profile(way, 1, 1, contexts[0]) for way in ways}
+        for way, seen in result["profile"].items():
+            log(f"{way}: {seen['kernels_per_step']:.0f} kernels a step, {seen['span_us']:.0f} us from the first to the last, "
+                f"{seen['busy_us']:.0f} in one at least: " + "; ".join(
+                    f"{each['name']} {each['per_step']:.0f} x {each['us']:.1f}" for each in seen["by_time"][:10]))
     for sequences, rows, context in cases:
         took = {way: [] for way in ways}
         for _ in range(5):

@@ -1,7 +1,10 @@
 """The programs that `bench step` runs: forward pass and head of random weights over a paged cache."""
 
+import tempfile
 import time
+from collections import defaultdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -114,6 +117,28 @@ class Steps:
             out = self.run(way, sequences, rows, context)
         jax.block_until_ready(out)
         return (time.perf_counter() - start) / calls
+
+    def profile(self, way: str, sequences: int, rows: int, context: int, calls: int = 5) -> dict[str, Any]:
+        """Kernels as the device saw them: by name, launches a step and microseconds each; what lies between first and last."""
+        jax.block_until_ready(self.run(way, sequences, rows, context))
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                for _ in range(calls):
+                    out = self.run(way, sequences, rows, context)
+                jax.block_until_ready(out)
+            (path,) = Path(folder).rglob("*.xplane.pb")
+            data = jax.profiler.ProfileData.from_file(str(path))
+        seen = [(event.start_ns, event.start_ns + event.duration_ns, event.name) for plane in data.planes if "GPU" in plane.name
+                for line in plane.lines if "Stream" in line.name for event in line.events]
+        by_name: dict[str, list[float]] = defaultdict(list)
+        busy = end = 0.0
+        for first, last, name in sorted(seen):
+            by_name[name].append(last - first)
+            busy, end = busy + max(0.0, last - max(first, end)), max(end, last)
+        span = (end - min(first for first, *_ in seen)) if seen else 0.0
+        ranked = sorted(by_name.items(), key=lambda each: -sum(each[1]))
+        return {"kernels_per_step": len(seen) / calls, "span_us": span / calls / 1e3, "busy_us": busy / calls / 1e3, "by_time": [
+            {"name": name[:60], "per_step": len(times) / calls, "us": float(np.median(times)) / 1e3} for name, times in ranked[:30]]}
 
     def bits(self, counts: tuple[int, ...], context: int = 100) -> list[dict[str, Any]]:
         """Logit bits and cache bits of the same tokens behind the same context, in steps of every row count."""

@@ -70,7 +70,7 @@ def add_norm(x: jax.Array, y: jax.Array | None, weight: jax.Array, eps: float, *
 
     buffer = plgpu.SMEM((padded,), x.dtype)
     kernel = plgpu.kernel(
-        body, out_type=(shape(rows, width, dtype=x.dtype), shape(rows, width, dtype=x.dtype)), grid=(rows,), grid_names=("row",),
+        body, kernel_name="add_norm", out_type=(shape(rows, width, dtype=x.dtype), shape(rows, width, dtype=x.dtype)), grid=(rows,), grid_names=("row",),
         interpret=interpret, scratch_types=[
             buffer, buffer, buffer, plgpu.Barrier(num_arrivals=len(chunks) * (1 + (y is not None))),
             plgpu.Barrier(num_arrivals=len(chunks))])

@@ -153,7 +153,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
 
     copies = parts + 1
     kernel = plgpu.kernel(
-        body, out_type=shape(rows, n, dtype=dtype), grid=(rows // height, n // columns), grid_names=("row", "column"),
+        body, kernel_name=f"product_{k}x{n}" + ("_gated" if gated else ""), out_type=shape(rows, n, dtype=dtype), grid=(rows // height, n // columns), grid_names=("row", "column"),
         num_threads=groups + 1, thread_name="group", interpret=interpret,
         scratch_types=[
             plgpu.SMEM((stages, tile.rows, depth), x.dtype, transforms=tiled(depth, x.dtype)),

@@ -97,7 +97,7 @@ def rope_and_store(qkv: jax.Array, cos: jax.Array, sin: jax.Array, page: jax.Arr
     tile, vector = plgpu.SMEM((ROWS, half), qkv.dtype), plgpu.SMEM((half,), jnp.float32)
     weight = plgpu.SMEM((half,), qkv.dtype)
     kernel = plgpu.kernel(
-        body, out_type=shape(places.segments + 1, groups, ROWS, size, dtype=qkv.dtype), grid=(rows,), grid_names=("row",),
+        body, kernel_name="rope_and_store", out_type=shape(places.segments + 1, groups, ROWS, size, dtype=qkv.dtype), grid=(rows,), grid_names=("row",),
         interpret=interpret,
         scratch_types=[tile, tile, vector, vector, weight, weight, weight, weight, tile, tile, plgpu.Barrier(num_arrivals=4),
                        plgpu.Barrier(num_arrivals=4)])

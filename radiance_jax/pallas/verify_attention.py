@@ -171,7 +171,7 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
     parts = (how.most, count, groups)
     f32 = jnp.float32
     kernel = plgpu.kernel(
-        body, out_type=(shape(*parts, ROWS, size, dtype=f32), shape(*parts, ROWS, dtype=f32), shape(*parts, ROWS, dtype=f32)),
+        body, kernel_name="attention", out_type=(shape(*parts, ROWS, size, dtype=f32), shape(*parts, ROWS, dtype=f32), shape(*parts, ROWS, dtype=f32)),
         grid=(groups, count, how.most), grid_names=("group", "segment", "split"), interpret=interpret,
         scratch_types=[
             plgpu.SMEM((ROWS, size), dtype, transforms=tiled(size, dtype)),
@@ -238,7 +238,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
             plgpu.wait_smem_to_gmem(0)
 
     kernel = plgpu.kernel(
-        body, out_type=shape(rows, groups * width, dtype=dtype), grid=(rows, groups), grid_names=("row", "group"),
+        body, kernel_name="attention_combine", out_type=shape(rows, groups * width, dtype=dtype), grid=(rows, groups), grid_names=("row", "group"),
         interpret=interpret, scratch_types=[plgpu.SMEM((padded,), dtype)])
     flat = sums.reshape(most, count, groups, ROWS * size)
     return kernel(flat, totals, tops, places.segment, places.index, segments.position, segments.rows)
