@@ -1,8 +1,8 @@
 """Which tiles a product takes: a table measured on an H200, and a rule for every other shape.
 
 Tiles change the speed and not a bit, so that the table may be wrong without harm. The rule: at 64 rows and fewer the weight's
-bytes are the floor, so columns are as narrow as gives at most one thread block per multiprocessor and the pipeline is as
-deep as shared memory allows; at more rows, as wide as the registers hold, in as few waves as there can be.
+bytes are the floor, so columns are as narrow as gives at most one thread block per multiprocessor, stages are 128 deep and the
+pipeline as long as shared memory allows; at more rows, as wide as the registers hold, in as few waves as there can be.
 """
 
 from radiance_jax.pallas.mosaic import ROWS
@@ -26,11 +26,11 @@ def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2
     if not fits or k % 64:
         raise ValueError(f"no tile fits a product of {k} x {n}: K must be a multiple of 64 and N of 8")
     if rows <= ROWS:
-        one_wave = [c for c in fits if n // c <= MULTIPROCESSORS]
+        # At more rows every thread block reads more of x, so that fewer and wider ones are better.
+        least = 64 if rows > 16 and n // 64 >= MULTIPROCESSORS // 3 else 8
+        one_wave = [c for c in fits if n // c <= MULTIPROCESSORS and c >= least]
         columns = one_wave[0] if one_wave else max(c for c in fits if c <= max(128 // parts, fits[0]))
-        depth = 128 if k % 128 == 0 and parts * columns <= 64 else 64
-        blocks = 1 if one_wave else 2  # a multiprocessor's
-        return _deepest(Tile(columns=columns, depth=depth), k, parts, out_bytes, SHARED_MEMORY // blocks)
+        return _deepest(Tile(columns=columns, depth=128 if k % 128 == 0 else 64), k, parts, out_bytes, SHARED_MEMORY)
     tiles = rows // (2 * ROWS)
     columns = min(fits, key=lambda c: (-(-tiles * n // c // MULTIPROCESSORS) * (c + 16), -c))
     return _deepest(Tile(columns=columns, warpgroups=2), k, parts, out_bytes, SHARED_MEMORY)

@@ -69,7 +69,29 @@ def make_places(segments: Segments, rows: int) -> Places:
 
 
 def _first_block(position: jax.Array, window: int | None) -> jax.Array:
-    return jnp.int32(0) if window is None else jnp.maximum(position - (window - 1), 0) // BLOCK
+    return jnp.zeros_like(position) if window is None else jnp.maximum(position - (window - 1), 0) // BLOCK
+
+
+ITEM = ("segment", "split", "slot", "position", "last", "begin", "blocks")
+BLOCKS_AT_ONCE = 264  # thread blocks that walk the work: two on each of an H200's multiprocessors
+
+
+def _work(segments: Segments, how: SplitShape) -> tuple[jax.Array, jax.Array]:
+    """The splits that segments need, int32 [I, 7] with the fields of `ITEM`, and their number [1]. The list is made from what is
+    live, so that no thread block is launched for a context that is not there; who takes an item changes no bit."""
+    count, per_split = segments.slot.shape[0], how.split // BLOCK
+    live = (jnp.arange(count) < segments.count) & (segments.rows > 0)
+    last = segments.position + segments.rows - 1
+    first = _first_block(segments.position, how.window)
+    need = jnp.where(live, last // how.split - first // per_split + 1, 0)
+    ends = jnp.cumsum(need)
+    item = jnp.arange(count * how.most, dtype=jnp.int32)
+    segment = jnp.minimum(jnp.sum(item[:, None] >= ends[None], axis=1, dtype=jnp.int32), count - 1)
+    split = first[segment] // per_split + item - (ends - need)[segment]
+    begin = jnp.maximum(split * per_split, first[segment])
+    blocks = jnp.clip(jnp.minimum(last[segment] // BLOCK + 1, (split + 1) * per_split) - begin, 0, per_split)
+    fields = (segment, split, segments.slot[segment], segments.position[segment], last[segment], begin, blocks)
+    return jnp.stack(fields, axis=1).astype(jnp.int32), ends[-1:].astype(jnp.int32)
 
 
 def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segments, share: int, how: SplitShape,
@@ -81,33 +103,32 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
     count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
     scale = size**-0.5 * math.log2(math.e)
     dtype, stages = q.dtype, min(how.stages, per_split)
+    work, number = _work(segments, how)
+    walkers = max(min(BLOCKS_AT_ONCE // groups, work.shape[0]), 1)
 
-    def body(q_g, cache_g, tables_g, slot_g, position_g, rows_g, of_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, of_s,
-             l_s, m_s, q_here, k_here, v_here):
-        group, segment, split = lax.axis_index("group"), lax.axis_index("segment"), lax.axis_index("split")
-        plgpu.copy_gmem_to_smem(of_g, of_s, q_here)
+    def body(q_g, cache_g, tables_g, work_g, number_g, of_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, of_s, l_s, m_s, of_here, q_here,
+             k_here, v_here):
+        group, walker = lax.axis_index("group"), lax.axis_index("walker")
+        plgpu.copy_gmem_to_smem(of_g, of_s, of_here)
         after_predecessor(interpret)
-        slot, position, rows = slot_g[segment], position_g[segment], rows_g[segment]
-        last = position + rows - 1
-        begin = jnp.maximum(split * per_split, _first_block(position, how.window))
-        blocks = jnp.where(rows > 0, jnp.clip(jnp.minimum(last // BLOCK + 1, (split + 1) * per_split) - begin, 0, per_split), 0)
+        plgpu.barrier_wait(of_here)
 
-        def fetch(i, stage):
-            for j in range(per_block):
-                at = tables_g[slot, (begin + i) * per_block + j]
-                for buffer, here, which in ((k_s, k_here, group), (v_s, v_here, groups + group)):
-                    plgpu.copy_gmem_to_smem(cache_g.at[at, which], buffer.at[stage, pl.ds(j * page, page)], here.at[stage])
+        def attend(turn, done):
+            segment, split, slot, position, last, begin, blocks = (work_g[turn * walkers + walker, i] for i in range(len(ITEM)))
 
-        plgpu.copy_gmem_to_smem(q_g.at[segment, group], q_s, q_here)
-        plgpu.barrier_wait(q_here)
+            def fetch(i, stage):
+                for j in range(per_block):
+                    at = tables_g[slot, (begin + i) * per_block + j]
+                    for buffer, here, which in ((k_s, k_here, group), (v_s, v_here, groups + group)):
+                        plgpu.copy_gmem_to_smem(cache_g.at[at, which], buffer.at[stage, pl.ds(j * page, page)], here.at[stage])
 
-        @pl.when(blocks > 0)
-        def _():
+            plgpu.copy_gmem_to_smem(q_g.at[segment, group], q_s, q_here)
             for stage in range(stages):
                 @pl.when(stage < blocks)
                 def _(stage=stage):
                     fetch(stage, stage)
 
+            plgpu.barrier_wait(q_here)
             where = of_s[...] + position
 
             def walk(i, carry):
@@ -167,21 +188,23 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
             plgpu.copy_smem_to_gmem(l_s, l_g.at[split, segment, group])
             plgpu.copy_smem_to_gmem(m_s, m_g.at[split, segment, group])
             plgpu.wait_smem_to_gmem(0)
+            return done + 1
+
+        turns = lax.div(number_g[0] - walker + (walkers - 1), jnp.int32(walkers))
+        lax.fori_loop(jnp.int32(0), turns, attend, jnp.int32(0))
 
     parts = (how.most, count, groups)
     f32 = jnp.float32
+    tile, block = plgpu.SMEM((ROWS, size), dtype, transforms=tiled(size, dtype)), plgpu.SMEM(
+        (stages, BLOCK, size), dtype, transforms=tiled(size, dtype))
+    vector = plgpu.SMEM((ROWS,), f32)
+    arrivals = plgpu.Barrier(num_arrivals=per_block, num_barriers=stages)
     kernel = plgpu.kernel(
-        body, kernel_name="attention", out_type=(shape(*parts, ROWS, size, dtype=f32), shape(*parts, ROWS, dtype=f32), shape(*parts, ROWS, dtype=f32)),
-        grid=(groups, count, how.most), grid_names=("group", "segment", "split"), interpret=interpret,
-        scratch_types=[
-            plgpu.SMEM((ROWS, size), dtype, transforms=tiled(size, dtype)),
-            plgpu.SMEM((stages, BLOCK, size), dtype, transforms=tiled(size, dtype)),
-            plgpu.SMEM((stages, BLOCK, size), dtype, transforms=tiled(size, dtype)),
-            plgpu.SMEM((ROWS, BLOCK), dtype, transforms=tiled(BLOCK, dtype)),
-            plgpu.SMEM((ROWS,), jnp.int32), plgpu.SMEM((ROWS,), f32), plgpu.SMEM((ROWS,), f32), plgpu.Barrier(num_arrivals=2),
-            plgpu.Barrier(num_arrivals=per_block, num_barriers=stages), plgpu.Barrier(num_arrivals=per_block, num_barriers=stages)])
-    of = jnp.arange(ROWS, dtype=jnp.int32) // share
-    return kernel(q, cache, tables, segments.slot, segments.position, segments.rows, of)
+        body, kernel_name="attention", grid=(groups, walkers), grid_names=("group", "walker"), interpret=interpret,
+        out_type=(shape(*parts, ROWS, size, dtype=f32), shape(*parts, ROWS, dtype=f32), shape(*parts, ROWS, dtype=f32)),
+        scratch_types=[tile, block, block, plgpu.SMEM((ROWS, BLOCK), dtype, transforms=tiled(BLOCK, dtype)),
+                       plgpu.SMEM((ROWS,), jnp.int32), vector, vector, plgpu.Barrier(), plgpu.Barrier(), arrivals, arrivals])
+    return kernel(q, cache, tables, work, number, jnp.arange(ROWS, dtype=jnp.int32) // share)
 
 
 def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, places: Places, share: int, how: SplitShape,
@@ -201,7 +224,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
         @pl.when(segment < count)
         def _():
             last = position_g[segment] + rows_g[segment] - 1
-            begin = _first_block(position_g[segment], how.window) * BLOCK // how.split
+            begin = 0 if how.window is None else _first_block(position_g[segment], how.window) * BLOCK // how.split
             end = last // how.split + 1
             head = plgpu.broadcasted_iota(jnp.int32, (padded,), 0, layout=layout) // size
             full = lambda value: plgpu.layout_cast(jnp.full((padded,), value, jnp.float32), layout)  # noqa: E731
