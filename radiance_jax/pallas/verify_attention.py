@@ -106,8 +106,8 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
     work, number = _work(segments, how)
     walkers = max(min(BLOCKS_AT_ONCE // groups, work.shape[0]), 1)
 
-    def body(q_g, cache_g, tables_g, work_g, number_g, of_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, of_s, l_s, m_s, of_here, q_here,
-             k_here, v_here):
+    def body(q_g, cache_g, tables_g, work_g, number_g, of_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, of_s, of_here, q_here, k_here,
+             v_here):
         group, walker = lax.axis_index("group"), lax.axis_index("walker")
         plgpu.copy_gmem_to_smem(of_g, of_s, of_here)
         after_predecessor(interpret)
@@ -116,17 +116,23 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
         def attend(turn, done):
             segment, split, slot, position, last, begin, blocks = (work_g[turn * walkers + walker, i] for i in range(len(ITEM)))
 
-            def fetch(i, stage):
+            def fetch(i, stage, buffer, here, which):
                 for j in range(per_block):
                     at = tables_g[slot, (begin + i) * per_block + j]
-                    for buffer, here, which in ((k_s, k_here, group), (v_s, v_here, groups + group)):
-                        plgpu.copy_gmem_to_smem(cache_g.at[at, which], buffer.at[stage, pl.ds(j * page, page)], here.at[stage])
+                    plgpu.copy_gmem_to_smem(cache_g.at[at, which], buffer.at[stage, pl.ds(j * page, page)], here.at[stage])
+
+            def fetch_keys(i, stage):
+                fetch(i, stage, k_s, k_here, group)
+
+            def fetch_values(i, stage):
+                fetch(i, stage, v_s, v_here, groups + group)
 
             plgpu.copy_gmem_to_smem(q_g.at[segment, group], q_s, q_here)
             for stage in range(stages):
                 @pl.when(stage < blocks)
                 def _(stage=stage):
-                    fetch(stage, stage)
+                    fetch_keys(stage, stage)
+                    fetch_values(stage, stage)
 
             plgpu.barrier_wait(q_here)
             where = of_s[...] + position
@@ -142,6 +148,11 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
                     return accumulator[...]
 
                 score = pl.run_scoped(scores, plgpu.ACC((ROWS, BLOCK), jnp.float32)) * scale
+
+                @pl.when(i + stages < blocks)
+                def _():
+                    fetch_keys(i + stages, stage)
+
                 if how.cap is not None:
                     limit = how.cap * math.log2(math.e)
                     score = jnp.tanh(score / limit) * limit
@@ -175,19 +186,14 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
 
                 @pl.when(i + stages < blocks)
                 def _():
-                    fetch(i + stages, stage)
+                    fetch_values(i + stages, stage)
 
                 return out, top, total
 
             full = lambda value, *dims: jnp.full(dims, value, jnp.float32)  # noqa: E731
             out, best, total = lax.fori_loop(0, blocks, walk, (full(0.0, ROWS, size), full(MASKED, ROWS), full(0.0, ROWS)))
-            o_g.at[split, segment, group][...] = out
-            l_s[...] = total
-            m_s[...] = best
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(l_s, l_g.at[split, segment, group])
-            plgpu.copy_smem_to_gmem(m_s, m_g.at[split, segment, group])
-            plgpu.wait_smem_to_gmem(0)
+            for ref, value in ((o_g, out), (l_g, total), (m_g, best)):
+                ref.at[split, segment, group][...] = value
             return done + 1
 
         turns = lax.div(number_g[0] - walker + (walkers - 1), jnp.int32(walkers))
@@ -197,13 +203,12 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
     f32 = jnp.float32
     tile, block = plgpu.SMEM((ROWS, size), dtype, transforms=tiled(size, dtype)), plgpu.SMEM(
         (stages, BLOCK, size), dtype, transforms=tiled(size, dtype))
-    vector = plgpu.SMEM((ROWS,), f32)
     arrivals = plgpu.Barrier(num_arrivals=per_block, num_barriers=stages)
     kernel = plgpu.kernel(
         body, kernel_name="attention", grid=(groups, walkers), grid_names=("group", "walker"), interpret=interpret,
         out_type=(shape(*parts, ROWS, size, dtype=f32), shape(*parts, ROWS, dtype=f32), shape(*parts, ROWS, dtype=f32)),
         scratch_types=[tile, block, block, plgpu.SMEM((ROWS, BLOCK), dtype, transforms=tiled(BLOCK, dtype)),
-                       plgpu.SMEM((ROWS,), jnp.int32), vector, vector, plgpu.Barrier(), plgpu.Barrier(), arrivals, arrivals])
+                       plgpu.SMEM((ROWS,), jnp.int32), plgpu.Barrier(), plgpu.Barrier(), arrivals, arrivals])
     return kernel(q, cache, tables, work, number, jnp.arange(ROWS, dtype=jnp.int32) // share)
 
 
@@ -253,6 +258,9 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
                 return out, best, total
 
             out, _, total = lax.fori_loop(0, pl.cdiv(end - begin, UNROLL), some, (full(0.0), full(MASKED), full(0.0)))
+            if padded == width:
+                o_g.at[row, pl.ds(group * width, width)][...] = (out / total).astype(dtype)
+                return
             o_s[...] = (out / total).astype(dtype)
             plgpu.commit_smem()
             for start in range(0, width, COPY):
