@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from radiance_jax.models.partition import Partition
 
@@ -28,12 +29,14 @@ from radiance_jax.models.partition import Partition
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What a drafter may ask of its caller. `reduce(x)`: sum over ranks, the same bits on each. `gather(x)`: the shards
-    of the last axis put together in rank order. `rank()`: the (traced) index of this rank of `tp`."""
+    of the last axis put together in rank order. `rank()`: the (traced) index of this rank of `tp`. `branches`: whether
+    a program may hold `lax.cond` and loops of traced length (a CPU's; on a GPU each costs a trip to the host)."""
 
     tp: int
     reduce: Callable[[jax.Array], jax.Array]
     gather: Callable[[jax.Array], jax.Array]
     rank: Callable[[], Any]
+    branches: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +138,11 @@ def ring(drafter: Drafter, length: int) -> int:
     return min(drafter.window or length, length)
 
 
-def draw(scores: jax.Array, ids: jax.Array, k: Any, noise: Noise, around: Surroundings | None = None) -> jax.Array:
+def draw(scores: jax.Array, ids: jax.Array, k: Any, noise: Noise, around: Surroundings, split: bool = False) -> jax.Array:
     """The drafter's own draw for draft k: int32 [S] token ids.
 
     scores f32 [S, C] of token ids [S, C] or [C]: the likeliest at temperature 0, else that of the largest
-    scores / temperature + noise. Ties go to the first. With `around` the candidates are split over ranks, in rank order.
+    scores / temperature + noise. Ties go to the first. With `split` the candidates are split over ranks, in rank order.
     """
     hot = noise.temperature > 0
 
@@ -147,10 +150,10 @@ def draw(scores: jax.Array, ids: jax.Array, k: Any, noise: Noise, around: Surrou
         scaled = scores / jnp.where(hot, noise.temperature, 1.0)[:, None]
         return jnp.where(hot[:, None], scaled + noise.gumbel(k, ids), scores)
 
-    scores = jax.lax.cond(hot.any(), warm, lambda scores: scores, scores)
+    scores = lax.cond(hot.any(), warm, lambda scores: scores, scores) if around.branches else warm(scores)
     best = jnp.argmax(scores, axis=-1)[:, None]
     token = jnp.take_along_axis(jnp.broadcast_to(ids, scores.shape), best, axis=-1).astype(jnp.int32)
-    if around is None or around.tp == 1:
-        return token[:, 0]
-    tokens, tops = around.gather(token), around.gather(jnp.take_along_axis(scores, best, axis=-1))
-    return jnp.take_along_axis(tokens, jnp.argmax(tops, axis=-1)[:, None], axis=-1)[:, 0]
+    if split and around.tp > 1:
+        tops = around.gather(jnp.take_along_axis(scores, best, axis=-1))
+        token = jnp.take_along_axis(around.gather(token), jnp.argmax(tops, axis=-1)[:, None], axis=-1)
+    return token[:, 0]
