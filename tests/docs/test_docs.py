@@ -10,7 +10,7 @@ from radiance_jax.server.app import ROUTES
 from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment")]
+PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "new_drafter")]
 
 
 def text(name: str) -> str:
@@ -42,6 +42,11 @@ def test_every_field_and_route_is_documented():
         assert f"`{name}" in page, name
     for _, path, _ in ROUTES:
         assert path.replace(":path", "") in page, path
+
+
+def test_the_page_of_a_new_drafter_shows_the_file_that_is_tested():
+    toy = Path(__file__).parents[1] / "spec" / "toy_drafter.py"
+    assert f"```python\n{toy.read_text(encoding='utf-8')}```\n" in text("new_drafter.md")
 
 
 def test_links_lead_somewhere():
