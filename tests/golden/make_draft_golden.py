@@ -43,8 +43,8 @@ TEMPERATURE = 0.7
 SMALLEST_GAP, LARGEST_ERROR = 0.002, 2e-5  # of the argmax walk; of f32 logits against float64
 
 SIZES = dict(hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3,
-             head_dim=8, hidden_act="silu", rms_norm_eps=1e-6, vocab_size=VOCAB, max_position_embeddings=512, attention_bias=False,
-             tie_word_embeddings=False)
+             head_dim=8, hidden_act="silu", rms_norm_eps=1e-6, vocab_size=VOCAB, max_position_embeddings=512,
+             attention_bias=False, tie_word_embeddings=False)
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 SLIDING, FULL = "sliding_attention", "full_attention"
 TAPS = [1, 4]
@@ -114,14 +114,15 @@ def specforge_dspark() -> dict[str, Any]:
         architectures=["DSparkDraftModel"], model_type="qwen3", num_target_layers=6, block_size=4,
         rope_parameters={"rope_type": "yarn", "rope_theta": 1e3, "factor": 8.0, "original_max_position_embeddings": 64},
         dflash_config=dict(attention_mode="gqa", projector_type="dspark", markov_rank=6, markov_head_type="rnn",
-                           confidence_head_alpha=1.0, confidence_head_with_markov=False, mask_token_id=MASK, target_layer_ids=TAPS))
+                           confidence_head_alpha=1.0, confidence_head_with_markov=False, mask_token_id=MASK,
+                           target_layer_ids=TAPS))
 
 
 def speculators_dspark() -> dict[str, Any]:
     return dict(
         architectures=["DSparkSpeculator"], speculators_model_type="dspark", draft_vocab_size=64, block_size=4,
-        target_hidden_size=None, aux_hidden_state_layer_ids=[i + 1 for i in TAPS], mask_token_id=MASK, sample_from_anchor=True, markov_rank=6,
-        markov_head_type="vanilla", enable_confidence_head=True, confidence_head_with_markov=True,
+        target_hidden_size=None, aux_hidden_state_layer_ids=[i + 1 for i in TAPS], mask_token_id=MASK, sample_from_anchor=True,
+        markov_rank=6, markov_head_type="vanilla", enable_confidence_head=True, confidence_head_with_markov=True,
         transformer_layer_config=SIZES | dict(rope_theta=1e4, layer_types=[FULL] * 2, model_type="qwen3"))
 
 
