@@ -9,6 +9,7 @@ from radiance_jax.errors import nearest
 BENCHMARKS = {
     "speed": "drafting on against off and against the fastest off, interleaved in one run; peers beside them",
     "tile": "what a step costs by row tile and live rows (CPU), beside engines that are not bit-exact",
+    "drafter": "propose and observe of a drafter's shape (random weights), over what its bytes cost",
     "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
     "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }

@@ -30,7 +30,8 @@ from radiance_jax.models.partition import Partition
 class Surroundings:
     """What a drafter may ask of its caller. `reduce(x)`: sum over ranks, the same bits on each. `gather(x)`: the shards
     of the last axis put together in rank order. `rank()`: the (traced) index of this rank of `tp`. `branches`: whether
-    a program may hold `lax.cond` and loops of traced length (a CPU's; on a GPU each costs a trip to the host)."""
+    a program may hold branches and loops (a CPU's should, which compiles each body once; on a GPU each costs a trip to
+    the host): a walk over drafts is `lax.scan(..., unroll=not around.branches)`."""
 
     tp: int
     reduce: Callable[[jax.Array], jax.Array]
