@@ -81,7 +81,8 @@ def convert(source_path: Path | str, out_path: Path | str, dtype: str = "bf16", 
     return Converted(path=out, nbytes=writer.nbytes, tensors=len(weights), seconds=time.monotonic() - began)
 
 
-def _draft_weights(drafter: DraftCheckpoint | None, source: Source, target: np.dtype) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+def _draft_weights(drafter: DraftCheckpoint | None, source: Source,
+                   target: np.dtype) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shapes and types of what is stored of the drafter: its copies of the target's ends are not."""
     if drafter is None:
         return {}

@@ -1,8 +1,8 @@
 """A drafter on disk: in a Hugging Face folder of its own, or under `draft.` in a `.rad`.
 
 A container keeps the drafter's config.json as it was published, in the metadata field `draft_config`, and its tensors
-under canonical names (`models/draft/tensors.py`), so there is one reader of dialects for both. What a drafter copied from its target is
-not stored again.
+under canonical names (`models/draft/tensors.py`), so there is one reader of dialects for both. What a drafter copied
+from its target is not stored again.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,7 +72,8 @@ def drafter_of(source: Source) -> DraftCheckpoint | None:
     where = f"{source.path}: draft"
     return DraftCheckpoint(
         drafter=_checked(where, raw, tensors), raw=raw, tensors=tensors, read=lambda name: source.read(DRAFT_PREFIX + name),
-        description=str(source.draft_source.get("description", "unknown source")), sha256=dict(source.draft_source.get("sha256", {})))
+        description=str(source.draft_source.get("description", "unknown source")),
+        sha256=dict(source.draft_source.get("sha256", {})))
 
 
 def _checked(where: str, raw: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> "BlockDrafter":
@@ -90,12 +91,12 @@ def _checked(where: str, raw: dict[str, Any], tensors: Mapping[str, TensorInfo])
 
 def check_fits(where: str, drafter: "BlockDrafter", target: ModelConfig) -> None:
     """Raises `ModelError` with both values where a drafter was not made for a target of this shape."""
-    c = drafter.config
+    c, made_for = drafter.config, f"{where}: the drafter was made for another target"
     borrows = [what for what, own in (("embedding", c.own_embed), ("head", c.own_head)) if not own]
 
     def must(holds: bool, field: str, what: str, ours: Any, theirs: Any) -> None:
         if not holds:
-            raise ModelError(f"{where}: the drafter was made for another target: {what} must be the target's {theirs}; got {ours}. "
+            raise ModelError(f"{made_for}: {what} must be the target's {theirs}; got {ours}. "
                              "Take the drafter that was trained for this model.", param=field)
 
     must(c.target_width == target.width, "hidden_size" if c.target_width == c.width else "target_hidden_size",
@@ -103,9 +104,10 @@ def check_fits(where: str, drafter: "BlockDrafter", target: ModelConfig) -> None
     must(c.width == target.width or not borrows, "hidden_size", f"the width, as it borrows the {' and the '.join(borrows)},",
          c.width, target.width)
     must(c.vocab_size == target.vocab_size, "vocab_size", "the vocabulary", c.vocab_size, target.vocab_size)
-    must(c.target_layers in (None, target.num_layers), "num_target_layers", "num_target_layers", c.target_layers, target.num_layers)
+    must(c.target_layers in (None, target.num_layers), "num_target_layers", "the number of layers it counts", c.target_layers,
+         target.num_layers)
     if max(c.taps) >= target.num_layers:
-        raise ModelError(f"{where}: the drafter was made for another target: target_layer_ids must be below its number of layers, "
+        raise ModelError(f"{made_for}: target_layer_ids must be below the target's number of layers, "
                          f"{target.num_layers}; got {max(c.taps)}", param="target_layer_ids")
 
 

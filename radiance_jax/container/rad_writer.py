@@ -26,7 +26,8 @@ class RadWriter:
     file is removed and `path` is untouched. The bytes written are a function of the arguments alone.
 
     In:  RadWriter(path, weights={"model.norm.weight": ((576,), np.dtype("float32"))}, files={"config.json": b"{}"}, ..)
-    Use: `with` it, `add` every weight in the order of `writer.names`, leave the block. `draft` holds the drafter's config and source.
+    Use: `with` it, `add` every weight in the order of `writer.names`, leave the block.
+    `draft` holds the drafter's config and source.
     """
 
     def __init__(self, path: Path | str, *, weights: Mapping[str, tuple[tuple[int, ...], np.dtype]],

@@ -4,12 +4,13 @@ The tests never need torch: they read the files that this script wrote. To make 
 environment of `make_llama_golden.py`:
 
     /tmp/venv-torch/bin/pip install --no-deps dflash==0.1.0
-    git clone https://github.com/deepseek-ai/DeepSpec /tmp/deepspec && git -C /tmp/deepspec checkout afdfa7c9382a3341a3e6f17756dd816da79f132c
+    git clone https://github.com/deepseek-ai/DeepSpec /tmp/deepspec
+    git -C /tmp/deepspec checkout afdfa7c9382a3341a3e6f17756dd816da79f132c
     PYTHONPATH=/tmp/deepspec /tmp/venv-torch/bin/python tests/golden/make_draft_golden.py [--out tests/golden/draft]
 
-DFlash and DFlash2 are computed by `dflash.model`, DSpark by DeepSpec's `Qwen3DSparkModel`. Each variant is a tiny drafter, every
-parameter drawn at random, written in the layout of one publisher: its config.json, its tensor names. Where a publisher's dialect means
-what the reference spells otherwise (`plain` below), the reference gets its own spelling. Beside the drafter, in `golden.npz`:
+DFlash and DFlash2 are computed by `dflash.model`, DSpark by DeepSpec's `Qwen3DSparkModel`. Each variant is a tiny drafter,
+every parameter drawn at random, written in the layout of one publisher: its config.json, its tensor names. Where a dialect
+means what the reference spells otherwise (`PLAIN` below), the reference gets its own spelling. Beside it, in `golden.npz`:
 
     taps     float32 [24, T, 32]  states of the target's tapped layers at positions 0..23
     anchors  int32   [A]          tokens, at `positions` [A]; the context of an anchor at s is taps[:s]
@@ -41,9 +42,9 @@ POSITIONS = (2, 9, 23)  # within the window of 7 and beyond it
 TEMPERATURE = 0.7
 SMALLEST_GAP, LARGEST_ERROR = 0.002, 2e-5  # of the argmax walk; of f32 logits against float64
 
-SIZES = dict(hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
-             hidden_act="silu", rms_norm_eps=1e-6, vocab_size=VOCAB, max_position_embeddings=512, attention_bias=False,
-             tie_word_embeddings=False)
+SIZES = dict(hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3,
+             head_dim=8, hidden_act="silu", rms_norm_eps=1e-6, vocab_size=VOCAB, max_position_embeddings=512,
+             attention_bias=False, tie_word_embeddings=False)
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 SLIDING, FULL = "sliding_attention", "full_attention"
 TAPS = [1, 4]
@@ -57,18 +58,20 @@ def zlab_dflash() -> dict[str, Any]:
 
 
 def specforge_dflash() -> dict[str, Any]:
-    """Taps by the default rule (1 and 3 of 6), mixed windows with their default causality, biases, every scale of the ends."""
+    """Taps by the default rule, mixed windows with their default causality, biases, every scale of the ends."""
     return SIZES | dict(
-        architectures=["DFlashDraftModel"], model_type="qwen3", rope_parameters=DEFAULT_ROPE, num_target_layers=6, attention_bias=True,
-        rms_norm_eps=1e-2, layer_types=[SLIDING, FULL], sliding_window=7, use_sliding_window=True,
-        dflash_config=dict(block_size=6, mask_token_id=MASK, input_embedding_scale=1.7, output_multiplier=0.6, final_logit_softcapping=8.0))
+        architectures=["DFlashDraftModel"], model_type="qwen3", rope_parameters=DEFAULT_ROPE, num_target_layers=6,
+        attention_bias=True, rms_norm_eps=1e-2, layer_types=[SLIDING, FULL], sliding_window=7, use_sliding_window=True,
+        dflash_config=dict(block_size=6, mask_token_id=MASK, input_embedding_scale=1.7, output_multiplier=0.6,
+                           final_logit_softcapping=8.0))
 
 
 def speculators_dflash() -> dict[str, Any]:
     """Sizes in their own block, taps by the inputs of layers, a head of 64 tokens with a table to the target's ids."""
     return dict(
-        architectures=["DFlashSpeculator"], speculators_model_type="dflash", draft_vocab_size=64, block_size=5, target_hidden_size=WIDTH,
-        aux_hidden_state_layer_ids=[i + 1 for i in TAPS], mask_token_id=MASK, sliding_window_non_causal=False, sample_from_anchor=False,
+        architectures=["DFlashSpeculator"], speculators_model_type="dflash", draft_vocab_size=64, block_size=5,
+        target_hidden_size=WIDTH, aux_hidden_state_layer_ids=[i + 1 for i in TAPS], mask_token_id=MASK,
+        sliding_window_non_causal=False, sample_from_anchor=False,
         speculators_config=dict(algorithm="dflash", default_proposal_method="greedy",
                                 proposal_methods=[dict(proposal_type="greedy", speculative_tokens=3)]),
         transformer_layer_config=SIZES | dict(rope_theta=1e4, layer_types=[SLIDING, SLIDING], sliding_window=7,
@@ -78,23 +81,23 @@ def speculators_dflash() -> dict[str, Any]:
 def modelopt_dflash() -> dict[str, Any]:
     """A window that layer_types does not know of, causality said outright."""
     return SIZES | dict(
-        architectures=["DFlashDraftModel"], model_type="qwen3", rope_theta=1e4, rope_scaling=None, num_target_layers=6, block_size=5,
-        layer_types=[FULL] * 2, sliding_window=7, torch_dtype="bfloat16",
+        architectures=["DFlashDraftModel"], model_type="qwen3", rope_theta=1e4, rope_scaling=None, num_target_layers=6,
+        block_size=5, layer_types=[FULL] * 2, sliding_window=7, torch_dtype="bfloat16",
         dflash_config=dict(mask_token_id=MASK, target_layer_ids=TAPS, use_swa=True, swa_window_size=7, causal=False))
 
 
 def zlab_dflash2() -> dict[str, Any]:
     return SIZES | dict(
-        architectures=["DFlash2DraftModel"], model_type="qwen3", rope_parameters=DEFAULT_ROPE, num_target_layers=6, is_causal=False,
-        layer_types=[SLIDING] * 2, sliding_window=7, use_sliding_window=True,
+        architectures=["DFlash2DraftModel"], model_type="qwen3", rope_parameters=DEFAULT_ROPE, num_target_layers=6,
+        is_causal=False, layer_types=[SLIDING] * 2, sliding_window=7, use_sliding_window=True,
         dflash_config=dict(block_size=6, mask_token_id=MASK, target_layer_ids=TAPS, conv_kernel_size=2, conv_group_size=8,
                            selector_rank=12, selector_top_k=5))
 
 
 def modelopt_dflash2() -> dict[str, Any]:
     return SIZES | dict(
-        architectures=["DFlash2DraftModel"], model_type="qwen3", rope_theta=1e4, rope_scaling=None, num_target_layers=6, block_size=5,
-        layer_types=[FULL] * 2, is_causal=True,
+        architectures=["DFlash2DraftModel"], model_type="qwen3", rope_theta=1e4, rope_scaling=None, num_target_layers=6,
+        block_size=5, layer_types=[FULL] * 2, is_causal=True,
         dflash_config=dict(block_size=5, mask_token_id=MASK, target_layer_ids=TAPS, projector_type="dflash2", conv_kernel_size=3,
                            conv_group_size=4, selector_rank=8, selector_top_k=7, causal=True))
 
@@ -110,24 +113,25 @@ def specforge_dspark() -> dict[str, Any]:
     return SIZES | dict(
         architectures=["DSparkDraftModel"], model_type="qwen3", num_target_layers=6, block_size=4,
         rope_parameters={"rope_type": "yarn", "rope_theta": 1e3, "factor": 8.0, "original_max_position_embeddings": 64},
-        dflash_config=dict(attention_mode="gqa", projector_type="dspark", markov_rank=6, markov_head_type="rnn", confidence_head_alpha=1.0,
-                           confidence_head_with_markov=False, mask_token_id=MASK, target_layer_ids=TAPS))
+        dflash_config=dict(attention_mode="gqa", projector_type="dspark", markov_rank=6, markov_head_type="rnn",
+                           confidence_head_alpha=1.0, confidence_head_with_markov=False, mask_token_id=MASK,
+                           target_layer_ids=TAPS))
 
 
 def speculators_dspark() -> dict[str, Any]:
     return dict(
-        architectures=["DSparkSpeculator"], speculators_model_type="dspark", draft_vocab_size=64, block_size=4, target_hidden_size=None,
-        aux_hidden_state_layer_ids=[i + 1 for i in TAPS], mask_token_id=MASK, sample_from_anchor=True, markov_rank=6,
-        markov_head_type="vanilla", enable_confidence_head=True, confidence_head_with_markov=True,
+        architectures=["DSparkSpeculator"], speculators_model_type="dspark", draft_vocab_size=64, block_size=4,
+        target_hidden_size=None, aux_hidden_state_layer_ids=[i + 1 for i in TAPS], mask_token_id=MASK, sample_from_anchor=True,
+        markov_rank=6, markov_head_type="vanilla", enable_confidence_head=True, confidence_head_with_markov=True,
         transformer_layer_config=SIZES | dict(rope_theta=1e4, layer_types=[FULL] * 2, model_type="qwen3"))
 
 
 def modelopt_dspark() -> dict[str, Any]:
     return SIZES | dict(
-        architectures=["DFlashDraftModel"], model_type="qwen3", rope_theta=1e4, rope_scaling=None, num_target_layers=6, block_size=4,
-        layer_types=[FULL] * 2,
-        dflash_config=dict(mask_token_id=MASK, target_layer_ids=TAPS, causal=False, projector_type="dspark", shift_label=True, markov_rank=6,
-                           markov_head_type="gated", use_confidence_head=True))
+        architectures=["DFlashDraftModel"], model_type="qwen3", rope_theta=1e4, rope_scaling=None, num_target_layers=6,
+        block_size=4, layer_types=[FULL] * 2,
+        dflash_config=dict(mask_token_id=MASK, target_layer_ids=TAPS, causal=False, projector_type="dspark",
+                           shift_label=True, markov_rank=6, markov_head_type="gated", use_confidence_head=True))
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -156,7 +160,8 @@ SEEDS = {name: number for number, name in enumerate(VARIANTS)} | {"dflash_specfo
 
 def reference_config(name: str) -> Qwen3Config:
     raw = VARIANTS[name]
-    flat = raw | raw.get("transformer_layer_config", {}) | raw.get("dflash_config", {}) | dict(num_anchors=8) | PLAIN.get(name, {})
+    flat = raw | raw.get("transformer_layer_config", {}) | raw.get("dflash_config", {})
+    flat |= dict(num_anchors=8) | PLAIN.get(name, {})
     flat.pop("transformer_layer_config", None)
     flat["dflash_config"] = {}  # all at the top, so that `plain` wins
     flat = {key: value for key, value in flat.items() if value is not None and key != "architectures"}
@@ -261,7 +266,8 @@ def make(name: str, folder: Path, target: dict[str, torch.Tensor]) -> dict[str, 
 
     exact, got = run(torch.float64), run(torch.float32)
     best = np.sort(got["law"] if "law" in got else got["logits"], axis=-1)
-    checks = {"seed": seed, "smallest_gap": float((best[..., -1] - best[..., -2]).min()), "logit_spread": float(got["logits"].std()),
+    checks = {"seed": seed, "smallest_gap": float((best[..., -1] - best[..., -2]).min()),
+              "logit_spread": float(got["logits"].std()),
               "f32_minus_f64": float(np.abs(got["logits"] - exact["logits"]).max())}
     if checks["smallest_gap"] < SMALLEST_GAP or checks["f32_minus_f64"] > LARGEST_ERROR:
         raise SystemExit(f"{name}: the gap must be at least {SMALLEST_GAP}, the error at most {LARGEST_ERROR}; got {checks}. "
@@ -292,7 +298,8 @@ def main() -> None:
     np.savez(out / "target.npz", **{key: value.numpy() for key, value in target.items()})
     record(out, {name: make(name, out / name, target) for name in VARIANTS})
     versions = json.loads((out / "versions.json").read_text())
-    versions["versions"] |= {"dflash": importlib.metadata.version("dflash"), "DeepSpec": "afdfa7c9382a3341a3e6f17756dd816da79f132c"}
+    versions["versions"] |= {"dflash": importlib.metadata.version("dflash"),
+                             "DeepSpec": "afdfa7c9382a3341a3e6f17756dd816da79f132c"}
     (out / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
 
 

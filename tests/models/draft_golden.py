@@ -45,8 +45,9 @@ def partitions(tree: Any) -> Any:
 
 
 def surroundings(tp: int, branches: bool = True) -> Surroundings:
-    return Surroundings(tp=tp, reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), branches=branches,
-                        gather=lambda x: collectives.all_gather_last(x, TENSOR_AXIS), rank=lambda: jax.lax.axis_index(TENSOR_AXIS))
+    return Surroundings(
+        tp=tp, reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), branches=branches,
+        gather=lambda x: collectives.all_gather_last(x, TENSOR_AXIS), rank=lambda: jax.lax.axis_index(TENSOR_AXIS))
 
 
 def gumbel(k: Any, ids: jax.Array) -> jax.Array:
@@ -86,7 +87,8 @@ def run(variant: str, tp: int, branches: bool = True, dtype: Any = jnp.float32) 
                 return seen["logits"]
 
         spied = Spied(**{field.name: getattr(drafter, field.name) for field in fields(drafter)})
-        made = spied.propose(params, shared(), cache, anchor, position, live, Noise(temperature=temperature, gumbel=gumbel), around)
+        noise = Noise(temperature=temperature, gumbel=gumbel)
+        made = spied.propose(params, shared(), cache, anchor, position, live, noise, around)
         logits = seen["logits"][0]
         if getattr(drafter, "kind", None):
             logits = logits + biases(params, anchor, path, seen["states"])

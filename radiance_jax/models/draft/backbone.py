@@ -169,7 +169,9 @@ class BlockDrafter:
     def head_size(self, cut: Partition) -> int:
         """Padded rows of the head: the target's own where it is borrowed or as long."""
         c = self.config
-        return cut.vocab_size if c.head_vocab == c.vocab_size else partition(replace(c, vocab_size=c.head_vocab), cut.tp).vocab_size
+        if c.head_vocab == c.vocab_size:
+            return cut.vocab_size
+        return partition(replace(c, vocab_size=c.head_vocab), cut.tp).vocab_size
 
     def _tap_columns(self, tp: int) -> int:
         return -(-len(self.config.taps) * self.config.target_width // tp)

@@ -2,8 +2,8 @@
 
 Two things differ between dialects without a trace in any shape, and a wrong reading of either ruins acceptance silently.
 *Taps*: z-lab, SpecForge, DeepSpec and ModelOpt count the output of decoder layer i as i; the speculators library and vLLM
-count the input of layer i, which is the output of i - 1. *Slots*: in DFlash slot k of the block stands for the position of its own
-input, and slot 0, the anchor's, predicts nothing; in DSpark slot k predicts the position after it.
+count the input of layer i, which is the output of i - 1. *Slots*: in DFlash slot k of the block stands for the position of
+its own input, and slot 0, the anchor's, predicts nothing; in DSpark slot k predicts the position after it.
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,9 @@ Convolution, of a half f on its normed input u, over the rows i of one block, c 
 
     conv_n(x)[i, c] = sum_t (base_n[t, c] + dyn_n[i, t, g(c)]) x[i - t, c],  dyn = W u;   half = conv_1(f(conv_0(u)))
 
-Selector: of each slot j the K likeliest tokens; score_j(a -> b) = logit_j[b] + <P[a] * W y_j, Q[b]>, with a the token chosen
-for the slot before (the anchor for the first), P and Q two codebooks [V, r], y_j the slot's state. The walk takes the best, left to right.
+Selector: of each slot j the K likeliest tokens; score_j(a -> b) = logit_j[b] + <P[a] * W y_j, Q[b]>, with a the token
+chosen for the slot before (the anchor for the first), P and Q two codebooks [V, r], y_j the slot's state. The walk takes the
+best, left to right.
 """
 
 from collections.abc import Callable
@@ -55,10 +56,11 @@ class DFlash2(BlockDrafter):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         c, shapes = self.config, super().shapes()
+        kernels = 2 * self.reach * (c.width // self.group)
         for i in range(c.num_layers):
             for half in ("attention", "mlp"):
                 shapes |= {f"layers.{i}.{half}_conv.base_kernel": (2, self.reach, c.width),
-                           f"layers.{i}.{half}_conv.kernel_projection.weight": (2 * self.reach * (c.width // self.group), c.width)}
+                           f"layers.{i}.{half}_conv.kernel_projection.weight": (kernels, c.width)}
         book = (c.vocab_size, self.rank)
         return shapes | dict(zip(_SELECTOR.values(), (book, book, (self.rank, c.width)), strict=True))
 

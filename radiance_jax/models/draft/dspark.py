@@ -67,8 +67,8 @@ class DSpark(BlockDrafter):
         if self.kind:
             shapes |= {"markov_head.markov_w1.weight": (c.vocab_size, r), "markov_head.markov_w2.weight": (c.head_vocab, r)}
         if self.kind in _MIXERS:
-            out, inputs = self._mixer
-            shapes |= {f"markov_head.{_MIXERS[self.kind]}.weight": (out, inputs), f"markov_head.{_MIXERS[self.kind]}.bias": (out,)}
+            (out, inputs), name = self._mixer, f"markov_head.{_MIXERS[self.kind]}."
+            shapes |= {name + "weight": (out, inputs), name + "bias": (out,)}
         if self.confident:
             shapes[_CONFIDENCE + "weight"] = (1, self._confidence_width)
             if self.confidence_bias:

@@ -22,7 +22,7 @@ ARCHITECTURES = {name: kind for kind, (_, names) in FAMILIES.items() for name in
 def is_drafter(raw: Any) -> bool:
     """Whether a config.json describes a drafter that is served here."""
     names = raw.get("architectures") if isinstance(raw, dict) else None
-    return isinstance(names, list) and len(names) == 1 and names[0] in ARCHITECTURES
+    return isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and names[0] in ARCHITECTURES
 
 
 def read_drafter(raw: Any, where: str = "config.json", tensors: Iterable[str] | None = None) -> BlockDrafter:

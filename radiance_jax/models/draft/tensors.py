@@ -39,8 +39,8 @@ def canonical_names(names: Iterable[str], where: str) -> dict[str, str]:
         if known is None:
             continue
         if known in found:
-            raise ModelError(f"{where}: {found[known]} and {name} are the same tensor, {known}, under two names; there must be one",
-                             param=name)
+            raise ModelError(f"{where}: {found[known]} and {name} are the same tensor, {known}, under two names; "
+                             "there must be one", param=name)
         found[known] = name
     return found
 
