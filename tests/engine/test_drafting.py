@@ -22,6 +22,7 @@ from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.partition import partition
 from radiance_jax.spec.drafter import Noise, Proposal, Surroundings, draw, ring
+from tests.exactness import neural
 from tests.exactness.neural import toy_drafter
 from tests.tiny_model import CONFIG
 
@@ -77,6 +78,32 @@ def test_slots_that_propose_a_few_at_a_time_propose_what_all_at_once_do():
         assert a.count.tolist() == b.count.tolist() == (mask * DEPTH).tolist()
         np.testing.assert_array_equal(a.tokens[mask], b.tokens[mask])
         assert not mask.any() or len(np.unique(a.tokens[mask])) > 1
+
+
+@pytest.mark.parametrize("family", neural.NEURAL)
+def test_where_branches_are_dear_there_are_none(family):
+    """On a GPU a loop or a branch in a program is a trip to the host."""
+    drafter, cut, dtype = neural.read_drafter(neural.NEURAL[family]), partition(CONFIG_, 2), np.float32
+    capacity = Capacity(slots=4, length=LENGTH, rows=32, pages=9, page_size=8, depth=7)
+    specs = (drafter.param_specs(cut, dtype), drafter.cache_specs(cut, 4, LENGTH, dtype), llama.param_specs(CONFIG_, cut, dtype),
+             state_specs(capacity, cut.vocab_size))
+    is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
+    parts, whole = jax.tree.map(lambda s: s.partition, specs, is_leaf=is_spec), PartitionSpec()
+    shapes = jax.tree.map(lambda s: s.abstract(make_mesh(2)), specs, is_leaf=is_spec)
+    rows, tap = jax.ShapeDtypeStruct((8,), np.int32), jax.ShapeDtypeStruct((8, WIDTH), dtype)
+
+    def text(run, inputs, out, *arguments):
+        mapped = jax.shard_map(run, mesh=make_mesh(2), in_specs=inputs, out_specs=out, check_vma=False)
+        return jax.jit(mapped).lower(*arguments).as_text()
+
+    for branches in (True, False) if family == "dflash" else (False,):
+        knows = Drafting(drafter=drafter, config=CONFIG_, cut=cut, depth=7, length=LENGTH,
+                         slot_tiles=CPU_SLOT_TILES if branches else None, row_tiles=((4, 1),) if branches else None)
+        found = text(lambda d, c, p, s, knows=knows: drafting.propose(knows, d, c, p, s, jnp.ones(4, bool)), parts, whole, *shapes)
+        found += text(lambda d, c, taps, slot, at, knows=knows: drafting.observe(
+            knows, d, c, taps, slot, at, at >= 0, jnp.full(4, 9), jnp.int32(8)), (*parts[:2], whole, whole, whole), parts[1],
+            *shapes[:2], (tap,) * len(drafter.taps), rows, rows)
+        assert any(word in found for word in ("stablehlo.while", "stablehlo.case", "stablehlo.if")) == branches
 
 
 def test_a_ring_holds_the_taps_of_the_last_committed_tokens():
