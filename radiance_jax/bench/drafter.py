@@ -107,7 +107,7 @@ def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequ
     for name, raw in shapes.items():
         log(f"-- {name} --")
         subject = programs.Subject.make(raw, mesh, config)
-        found: dict[str, Any] = {"shape": name, **subject.figures(), "propose": [], "observe": []}
+        found: dict[str, Any] = {"shape": record.portable(name), **subject.figures(), "propose": [], "observe": []}
         for sequences in numbers("sequences", config.sequences):
             for context in numbers("contexts", config.contexts):
                 call, nbytes = subject.propose(sequences, context, config.temperature)
