@@ -114,12 +114,14 @@ class Subject:
         """Sizes on one device."""
         d = self.drafting.drafter
         return {"name": d.name, "drafts": d.block, "taps": list(d.taps), "window": d.window,
-                "weight_bytes": rank_bytes(self.specs["params"], self.tp), "cache_bytes_per_sequence": rank_bytes(self.cache_specs(1), self.tp)}
+                "weight_bytes": rank_bytes(self.specs["params"], self.tp),
+                "cache_bytes_per_sequence": rank_bytes(self.cache_specs(1), self.tp)}
 
     def propose(self, slots: int, context: int, temperature: float) -> tuple[Callable[[], Any], int]:
         """A call that proposes for `slots` sequences of so many tokens each, and the bytes it must move on one device."""
         knows, cache = self.drafting, self.cache_specs(slots)
-        capacity = Capacity(slots=slots, length=knows.length, rows=slots * (1 + knows.depth), pages=2, page_size=64, depth=knows.depth)
+        capacity = Capacity(slots=slots, length=knows.length, rows=slots * (1 + knows.depth), pages=2, page_size=64,
+                            depth=knows.depth)
         specs = state_specs(capacity, knows.cut.vocab_size)
         state = jax.tree.map(lambda spec: zeros(spec, self.mesh), specs, is_leaf=is_spec)
         whole = NamedSharding(self.mesh, PartitionSpec())
@@ -128,8 +130,8 @@ class Subject:
                         draw=replace(state.draw, temperature=filled(state.draw.temperature, temperature)))
         if slots not in self.programs:
             self.programs[slots] = self._program(lambda params, cache, ends, state: drafting.propose(
-                knows, params, cache, ends, state, jnp.ones(slots, bool)), (self.specs["params"], cache, self.specs["ends"], specs),
-                PartitionSpec())
+                knows, params, cache, ends, state, jnp.ones(slots, bool)),
+                (self.specs["params"], cache, self.specs["ends"], specs), PartitionSpec())
         program = self.programs[slots]
         arguments = (self.params, random_arrays(cache, self.mesh), self.ends, state)
         return lambda: program(*arguments), self.propose_bytes(slots, context)
@@ -159,7 +161,8 @@ class Subject:
 
         def run(params: Any, cache: Any, *taps: jax.Array) -> Any:
             at = jnp.arange(padded, dtype=jnp.int32)
-            return drafting.observe(knows, params, cache, taps, jnp.zeros_like(at), at, at < rows, jnp.full(1, rows), jnp.int32(rows))
+            return drafting.observe(knows, params, cache, taps, jnp.zeros_like(at), at, at < rows, jnp.full(1, rows),
+                                    jnp.int32(rows))
 
         program = self._program(run, (self.specs["params"], specs, *[tap] * taps), self._partitions(specs), donate=1)
         arguments, cache = random_arrays((tap,) * taps, self.mesh), [random_arrays(specs, self.mesh)]
@@ -183,7 +186,8 @@ class Subject:
         return jax.jit(mapped, donate_argnums=() if donate is None else donate)
 
 
-def verify_steps(config: Any, mesh: Mesh, timed: Callable[[Callable[[], Any], Any], list[float]], depth: int = 7) -> list[dict[str, Any]]:
+def verify_steps(config: Any, mesh: Mesh, timed: Callable[[Callable[[], Any], Any], list[float]],
+                 depth: int = 7) -> list[dict[str, Any]]:
     """Milliseconds of the engine's own step for an 8B-shaped target, by sequences and context: each sequence with its
     anchor and up to `depth` drafts of prompt lookup."""
     target, dtype = parse_config(TARGET_8B), DTYPES[config.dtype]
@@ -197,8 +201,10 @@ def _verify_step(config: Any, mesh: Mesh, timed: Callable, target: Any, cut: Par
                  context: int, depth: int, page: int) -> dict[str, Any]:
     more = (1 + config.repeats * config.rounds) * (1 + depth) + 2
     length, rows = context + more, sequences * (1 + depth)
-    capacity = Capacity(slots=sequences, length=length, rows=rows, pages=1 + sequences * -(-length // page), page_size=page, depth=depth)
-    shape = StepShape(rows=rows, tiles=None, head_tile=rows, segment=8, block_pages=8, ngram_longest=4, ngram_shortest=2, lookup=depth)
+    capacity = Capacity(slots=sequences, length=length, rows=rows, pages=1 + sequences * -(-length // page), page_size=page,
+                        depth=depth)
+    shape = StepShape(rows=rows, tiles=None, head_tile=rows, segment=8, block_pages=8, ngram_longest=4, ngram_shortest=2,
+                      lookup=depth)
     specs, cache = llama.param_specs(target, cut, dtype), llama.cache_spec(target, cut, capacity.pages, page, dtype)
     step = lower_step(target, cut, capacity, shape, mesh, specs, (cache,) * target.num_layers).compile()
     admit = lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity)).compile()
