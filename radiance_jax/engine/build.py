@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from radiance_jax.config import EngineConfig, known_defaults
 from radiance_jax.container.default_model import NAME as DEFAULT_NAME
 from radiance_jax.container.default_model import ensure_default_model
+from radiance_jax.container.drafter import check_fits, drafter_of
 from radiance_jax.container.hub import hub_id, locate_model
-from radiance_jax.container.source import json_object, open_model
+from radiance_jax.container.source import Source, json_object, open_model
 from radiance_jax.engine.check import heights_agree
 from radiance_jax.engine.compile import CompileGuard, compile_all, use_persistent_cache
 from radiance_jax.engine.device import Device
@@ -121,8 +122,9 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     model = open_model(path)
     settings = parse_config(model.config)
     cut = partition(settings, mesh.size)
-    drafter, draft_tensors = hooks.drafter or (None, None)
+    drafter, draft_tensors = hooks.drafter or container_drafter(model, settings)
     chosen = choose(config, platform, drafter)
+    said = drafting_lines(config, chosen, drafter, config.max_model_len or settings.max_position)
     if chosen.depth == 0:
         drafter = None
     tokenizer = Tokenizer.from_model(model)
@@ -140,7 +142,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     capacity = plan.capacity
     if config.max_model_len is None and capacity.length < settings.max_position:
         log(f"context: {capacity.length} of the model's {settings.max_position} tokens, as many as the key/value pool holds")
-    for line in drafting_lines(config, chosen, drafter, capacity.length):
+    for line in said:
         log(line)
     log("bit-exact: on; ids and logprobs do not depend on drafting, batch mates, chunking or capacity" if chosen.exact else
         "bit-exact: OFF; drafting and batch mates may change roundings, and with them now and then a token"
@@ -192,10 +194,19 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
                  chat=chat, defaults=defaults, eos=eos)
 
 
+def container_drafter(model: Source, settings: ModelConfig) -> tuple[Drafter, Callable[[str], Any]] | tuple[None, None]:
+    """The drafter in the model's file and its tensors by name. Raises `ModelError` where it does not fit the target."""
+    found = drafter_of(model)
+    if found is None:
+        return None, None
+    check_fits(str(model.path), found.drafter, settings)
+    return found.drafter, found.read
+
+
 def drafting_lines(config: EngineConfig, chosen: Choices, drafter: Drafter | None, length: int) -> list[str]:
     """Who proposes, how much, and from what: for the start-up log."""
     if chosen.depth == 0:
-        return ["drafting: off"]
+        return ["drafting: off" + (f"; {drafter.name}, the drafter in the model's file, is not loaded" if drafter else "")]
     grams = f"({config.spec_ngram_min} to {config.spec_ngram_max}-grams)"
     if drafter is None:
         return [f"drafting: prompt lookup, up to {chosen.depth} tokens {grams}"]

@@ -22,12 +22,13 @@ from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.partition import partition
 from radiance_jax.spec.drafter import Noise, Proposal, Surroundings, draw, ring
-from tests.spec.toy_drafter import ToyDrafter
+from tests.exactness import neural
+from tests.exactness.neural import toy_drafter
 from tests.tiny_model import CONFIG
 
 SLOTS, LENGTH, WIDTH, DEPTH = 6, 40, CONFIG["hidden_size"], 4
 CONFIG_ = parse_config(CONFIG)
-TOY = ToyDrafter(tap=1, width=WIDTH, block=DEPTH)
+TOY = toy_drafter(block=DEPTH)
 ALONE = Surroundings(tp=1, reduce=lambda x: x, gather=lambda x: x, rank=lambda: 0)
 
 
@@ -58,8 +59,8 @@ def state_of(cut):
                      seed=rng.integers(0, 2**32, (SLOTS, 2), np.uint32)))
 
 
-@pytest.mark.parametrize("tp", (1, 2))
-def test_slots_that_propose_a_few_at_a_time_propose_what_all_at_once_do(tp):
+def test_slots_that_propose_a_few_at_a_time_propose_what_all_at_once_do():
+    tp = 2
     (params, draft, cache), specs, cut = trees(tp)
     state = state_of(cut)
     whole = PartitionSpec()
@@ -77,6 +78,32 @@ def test_slots_that_propose_a_few_at_a_time_propose_what_all_at_once_do(tp):
         assert a.count.tolist() == b.count.tolist() == (mask * DEPTH).tolist()
         np.testing.assert_array_equal(a.tokens[mask], b.tokens[mask])
         assert not mask.any() or len(np.unique(a.tokens[mask])) > 1
+
+
+@pytest.mark.parametrize("family", neural.NEURAL)
+def test_where_branches_are_dear_there_are_none(family):
+    """On a GPU a loop or a branch in a program is a trip to the host."""
+    drafter, cut, dtype = neural.read_drafter(neural.NEURAL[family]), partition(CONFIG_, 2), np.float32
+    capacity = Capacity(slots=4, length=LENGTH, rows=32, pages=9, page_size=8, depth=7)
+    specs = (drafter.param_specs(cut, dtype), drafter.cache_specs(cut, 4, LENGTH, dtype), llama.param_specs(CONFIG_, cut, dtype),
+             state_specs(capacity, cut.vocab_size))
+    is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
+    parts, whole = jax.tree.map(lambda s: s.partition, specs, is_leaf=is_spec), PartitionSpec()
+    shapes = jax.tree.map(lambda s: s.abstract(make_mesh(2)), specs, is_leaf=is_spec)
+    rows, tap = jax.ShapeDtypeStruct((8,), np.int32), jax.ShapeDtypeStruct((8, WIDTH), dtype)
+
+    def text(run, inputs, out, *arguments):
+        mapped = jax.shard_map(run, mesh=make_mesh(2), in_specs=inputs, out_specs=out, check_vma=False)
+        return jax.jit(mapped).lower(*arguments).as_text()
+
+    for branches in (True, False) if family == "dflash" else (False,):
+        knows = Drafting(drafter=drafter, config=CONFIG_, cut=cut, depth=7, length=LENGTH,
+                         slot_tiles=CPU_SLOT_TILES if branches else None, row_tiles=((4, 1),) if branches else None)
+        found = text(lambda d, c, p, s, knows=knows: drafting.propose(knows, d, c, p, s, jnp.ones(4, bool)), parts, whole, *shapes)
+        found += text(lambda d, c, taps, slot, at, knows=knows: drafting.observe(
+            knows, d, c, taps, slot, at, at >= 0, jnp.full(4, 9), jnp.int32(8)), (*parts[:2], whole, whole, whole), parts[1],
+            *shapes[:2], (tap,) * len(drafter.taps), rows, rows)
+        assert any(word in found for word in ("stablehlo.while", "stablehlo.case", "stablehlo.if")) == branches
 
 
 def test_a_ring_holds_the_taps_of_the_last_committed_tokens():
@@ -123,11 +150,11 @@ def test_noise_of_some_tokens_is_that_of_the_whole_vocabulary():
     rng = np.random.default_rng(3)
     seed = tuple(jnp.asarray(x) for x in rng.integers(0, 2**32, (2, 5), np.uint32))
     choice, index = rng.integers(0, 4, 5).astype(np.int32), rng.integers(0, 99, 5).astype(np.int32)
-    whole = np.asarray(gumbel(seed, choice, index, 320))
-    for ids in (np.arange(320), np.arange(160, 320), np.array([7, 3, 318, 7])):
-        np.testing.assert_array_equal(gumbel_at(seed, choice, index, ids), whole[:, ids])
-    ids = rng.integers(0, 320, (5, 9))
-    np.testing.assert_array_equal(gumbel_at(seed, choice, index, ids), np.take_along_axis(whole, ids, axis=1))
+    whole = np.asarray(jax.jit(gumbel, static_argnums=3)(seed, choice, index, 320))
+    some = jax.jit(gumbel_at)
+    for ids in (np.arange(160, 320), rng.integers(0, 320, (5, 160))):
+        expected = np.take_along_axis(whole, np.broadcast_to(ids, (5, 160)), axis=1)
+        np.testing.assert_allclose(some(seed, choice, index, ids), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("branches", (True, False))
@@ -149,19 +176,15 @@ def test_a_draft_is_drawn_as_the_target_draws(branches):
 # ---- start-up ----
 
 
-class Declared(ToyDrafter):
-    depth = 2
-
-
 @pytest.mark.parametrize(("options", "depth", "lookup"), (
     ({}, 2, 2), ({"num_speculative_tokens": 4}, 4, 4), ({"num_speculative_tokens": 1}, 1, 1), ({"num_speculative_tokens": 0}, 0, 0),
     ({"spec_ngram": 0}, 2, 0), ({"spec_ngram": 1, "num_speculative_tokens": 4}, 4, 1), ({"spec_ngram": 9}, 2, 2)))
 def test_auto_is_the_drafters_own_depth(options, depth, lookup):
-    drafter = Declared(tap=1, width=WIDTH, block=4)
+    drafter = replace(TOY, config=replace(TOY.config, declared=2))
     chosen = choose(EngineConfig(**options), "cpu", drafter)
     assert (chosen.depth, chosen.lookup) == (depth, lookup)
-    lines = "\n".join(drafting_lines(EngineConfig(**options), chosen, drafter if depth else None, LENGTH))
-    assert ("drafting: off" in lines) == (depth == 0)
+    lines = "\n".join(drafting_lines(EngineConfig(**options), chosen, drafter, LENGTH))
+    assert ("drafting: off; Toy, the drafter in the model's file, is not loaded" in lines) == (depth == 0)
     assert depth == 0 or f"Toy, {depth} tokens of at most 4; it reads the target behind layers 1 and looks at the last 2" in lines
     assert depth == 0 or ("prompt lookup" in lines) == (lookup > 0)
 

@@ -24,7 +24,7 @@ from radiance_jax.errors import UserError
 from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.partition import partition
-from tests.spec.toy_drafter import ToyDrafter
+from tests.exactness.neural import toy_drafter
 
 GIB = 2**30
 RAW = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -67,7 +67,7 @@ def test_figures_are_those_of_the_arrays():
 
 
 def test_a_drafters_weights_and_keys_are_counted():
-    toy, without = ToyDrafter(tap=29, width=576, block=3), plan(memory=device(24 * GIB), tile=None)
+    toy, without = toy_drafter(tap=29, width=576, block=3), plan(memory=device(24 * GIB), tile=None)
     made = plan(memory=device(24 * GIB), tile=None, drafter=toy)
     assert made.drafter == 2 * (2 * 576 * 576 + 576) and made.draft_cache == 8 * 2 * 576 * 2 and made.window == 2
     assert made.total - made.workspace == without.total - without.workspace + made.drafter + made.draft_cache

@@ -9,37 +9,30 @@ import jax.numpy as jnp
 from jax import lax
 
 from radiance_jax.mesh import replicated
+from radiance_jax.models.draft.backbone import BlockDrafter
 from radiance_jax.models.layers import linear, rms_norm
 from radiance_jax.spec.drafter import Proposal, draw, ring
 
 
-@dataclass(frozen=True)
-class ToyDrafter:
-    """`tap`: the layer it reads. Width D, the target's."""
+@dataclass(frozen=True, kw_only=True)
+class Toy(BlockDrafter):
+    """Taps, width, block and window come from `self.config`, which any block drafter's config.json gives."""
 
-    tap: int
-    width: int
-    block: int
-    name: str = "Toy"
-    window: int = 2  # the tap at s - 1 is all it looks at
+    name = "Toy"
+    shifted = True  # as many drafts as the block has places
 
-    @property
-    def taps(self):
-        return (self.tap,)
-
-    @property
-    def depth(self):
-        return self.block
+    def shapes(self):
+        d = self.config.width
+        return {"carry.weight": (d, d), "read.weight": (d, d), "norm.weight": (d,)}
 
     def param_specs(self, cut, dtype):
-        matrix = replicated((self.width, self.width), dtype)
-        return {"carry": matrix, "read": matrix, "norm": replicated((self.width,), dtype)}
+        return {name.removesuffix(".weight"): replicated(shape, dtype) for name, shape in self.shapes().items()}
 
     def fuse(self, read, cut, path):
         return read(f"{path[0]}.weight")
 
     def cache_specs(self, cut, slots, length, dtype):
-        return {"tap": replicated((slots, ring(self, length), self.width), dtype)}
+        return {"tap": replicated((slots, ring(self, length), self.config.width), dtype)}
 
     def observe(self, params, cache, taps, slot, position, keep, around):
         slots, places, _ = cache["tap"].shape

@@ -44,8 +44,12 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, ring: jax.Array, position: 
             seen &= (position[:, None] + offset)[:, :, None] - held[:, None] < window
         return _fold(state, q, part[:, :, 0], part[:, :, 1], seen)
 
-    blocks = -(-width // block)
-    _, total, out = lax.fori_loop(0, (filled + block - 1) // block if traced else blocks, step, state)
+    if traced:
+        state = lax.fori_loop(0, (filled + block - 1) // block, step, state)
+    else:
+        for i in range(-(-width // block)):
+            state = step(i, state)
+    _, total, out = state
     out = out / total[..., None]
     return jnp.moveaxis(out, 3, 1).reshape(slots, rows, heads, size).astype(v.dtype)
 

@@ -115,7 +115,8 @@ class DFlash2(BlockDrafter):
             return chosen, (token, jax.nn.softmax(scores / hot, axis=-1))
 
         by_slot = lambda x: jnp.moveaxis(x, 1, 0)  # noqa: E731
-        _, (path, law) = lax.scan(walk, jnp.zeros_like(anchor), (jnp.arange(self.block), by_slot(edges), by_slot(tokens)))
+        _, (path, law) = lax.scan(walk, jnp.zeros_like(anchor), (jnp.arange(self.block), by_slot(edges), by_slot(tokens)),
+                                  unroll=not around.branches)
         return Proposal(tokens=by_slot(path), count=jnp.where(live, self.block, 0), law=(tokens, by_slot(law)))
 
     def likeliest(self, logits: jax.Array, ids: jax.Array, around: Surroundings) -> tuple[jax.Array, jax.Array]:

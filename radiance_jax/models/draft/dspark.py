@@ -126,7 +126,8 @@ class DSpark(BlockDrafter):
 
         by_slot = lambda x: jnp.moveaxis(x, 1, 0)  # noqa: E731
         memory = jnp.zeros((anchor.shape[0], self.rank if self.kind == "rnn" else 0), states.dtype)
-        _, (path, confidence) = lax.scan(walk, (anchor, memory), (jnp.arange(self.block), by_slot(logits), by_slot(states)))
+        _, (path, confidence) = lax.scan(walk, (anchor, memory), (jnp.arange(self.block), by_slot(logits), by_slot(states)),
+                                         unroll=not around.branches)
         return Proposal(tokens=by_slot(path), count=jnp.where(live, self.block, 0),
                         confidence=by_slot(confidence) if self.confident else None)
 
