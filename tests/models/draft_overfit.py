@@ -3,8 +3,8 @@
     python -m tests.models.draft_overfit FOLDER        # some minutes; FOLDER/target and FOLDER/drafter
 
 The target is random and speaks at temperature 1 with a seed, so there is nothing to learn but those very texts: whatever is
-read wrongly at serving then shows as lost acceptance. A window of four positions makes each context row count, too: with
-the whole text in view one row more or less is nothing. Plain Adam on the cross-entropy of every slot.
+read wrongly at serving then shows as lost acceptance. One layer sees four positions, so that a row more or less counts, the
+other the whole text, so that distances do. Plain Adam on the cross-entropy of every slot.
 """
 
 import json
@@ -41,9 +41,9 @@ SAMPLING = {"temperature": 1.0, "seed": 11}
 TARGET = {"num_hidden_layers": LAYERS}
 CONFIG = {
     "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": tiny_model.VOCAB, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 512, "rope_theta": 1e4, "num_target_layers": LAYERS, "block_size": 6,
-    "layer_types": ["sliding_attention"] * 2, "sliding_window": 4, "use_sliding_window": True, "is_causal": False,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": tiny_model.VOCAB,
+    "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "rope_theta": 1e4, "num_target_layers": LAYERS, "block_size": 6,
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "use_sliding_window": True, "is_causal": False,
     "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(TAPS)}}
 ALONE = Surroundings(tp=1, reduce=lambda x: x, gather=lambda x: x, rank=lambda: 0, branches=False)
 
@@ -164,7 +164,8 @@ def fit(taught: Lesson, steps: int = STEPS, log: Callable[[str], None] = print) 
     return {name: np.asarray(value) for name, value in tensors.items()}
 
 
-def accepted(drafter: BlockDrafter, tensors: dict[str, np.ndarray], taught: Lesson, layers: tuple[int, ...] | None = None) -> float:
+def accepted(drafter: BlockDrafter, tensors: dict[str, np.ndarray], taught: Lesson,
+             layers: tuple[int, ...] | None = None) -> float:
     """Drafts that agree with the texts before the first that does not: the mean over all anchors, of at most five."""
     taps, ids = taught.taps(layers or drafter.taps), taught.ids
     text, position = (x.reshape(-1) for x in np.mgrid[0:TEXTS, PROMPT:LENGTH - 6])

@@ -12,6 +12,7 @@ from tests.models import draft_overfit as overfit
 
 pytestmark = pytest.mark.slow
 DRAFTER = read_drafter(overfit.CONFIG)
+KEPT, LOST = 4.8, 4.0  # of five drafts
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def with_config(**changes):
 
 def test_nearly_everything_is_accepted(learnt):
     _, taught, tensors = learnt
-    assert overfit.accepted(DRAFTER, tensors, taught) > 4.5
+    assert overfit.accepted(DRAFTER, tensors, taught) > KEPT
     assert len(set(taught.ids[:, overfit.PROMPT:].ravel().tolist())) > 60  # the texts are no loops of a few tokens
 
 
@@ -38,9 +39,9 @@ WRONG = {
     "the taps in another order": (DRAFTER, overfit.TAPS[::-1]),
     "slots of the other convention": (with_config(shifted=True), None),
     "another mask token": (with_config(mask_id=overfit.MASK - 1), None),
-    "another rope theta": (with_config(rope=replace(DRAFTER.config.rope, theta=1e2)), None),
+    "another rope theta": (with_config(rope=replace(DRAFTER.config.rope, theta=1e6)), None),
     "slots that see only those before": (with_config(causal=(True, True)), None),
-    "a window that is one wider": (with_config(windows=(5, 5)), None),
+    "a window that is one wider": (with_config(windows=(5, None)), None),
     "no window": (with_config(windows=(None, None)), None),
 }
 
@@ -49,7 +50,7 @@ WRONG = {
 def test_each_wrong_reading_lowers_acceptance(learnt, mistake):
     _, taught, tensors = learnt
     drafter, layers = WRONG[mistake]
-    assert overfit.accepted(drafter, tensors, taught, layers) < 3, mistake
+    assert overfit.accepted(drafter, tensors, taught, layers) < LOST, mistake
 
 
 @pytest.mark.parametrize("rows", (1, -1))
@@ -58,7 +59,7 @@ def test_the_anchor_in_the_context_or_a_row_too_few_lowers_acceptance(learnt, ro
     _, taught, tensors = learnt
     attend = backbone.attend
     monkeypatch.setattr(backbone, "attend", lambda q, k, v, ring, position, *more: attend(q, k, v, ring, position + rows, *more))
-    assert overfit.accepted(DRAFTER, tensors, taught) < 3
+    assert overfit.accepted(DRAFTER, tensors, taught) < LOST
 
 
 def test_from_the_container_it_drafts_as_well_and_changes_nothing(learnt, tmp_path):
