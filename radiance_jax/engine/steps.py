@@ -92,6 +92,15 @@ def _propose(params, draft, state: State, mode: jax.Array, depth: jax.Array, cap
     return replace(state, tokens=state.tokens.at[slot, column].set(drafts, mode="drop")), drafts, count, kind
 
 
+def _observe(draft, taps, state: State, layout: _Layout, position: jax.Array, shape: StepShape):
+    """The drafter's cache with the rows of this step that are committed, `state` being the one behind the step: the row of
+    a draft that was not kept lies at `computed` or past it."""
+    if shape.drafting is None:
+        return ()
+    keep = layout.live & (position < state.computed[layout.slot])
+    return drafting_.observe(shape.drafting, *draft, taps, layout.slot, position, keep, state.computed, layout.total)
+
+
 def _draw_rows(params, config: ModelConfig, state: State, layout: _Layout, position: jax.Array, needs: jax.Array,
                x: jax.Array, tiles: Tiles, capacity: Capacity, shape: StepShape):
     """Draws at the rows that need one, and raw logprobs. Returns drawn [R], logprob [R], top ids and logprobs [R, 20].
@@ -181,20 +190,16 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     slot = jnp.arange(slots)[:, None]
     kept = run < verdict.emitted[:, None]
     length = state.length + verdict.emitted
-    computed = jnp.where(draws, length - 1, state.computed + jnp.where(mode == PREFILL, chunk, 0))
-    if shape.drafting is not None:
-        keep = layout.live & (position < computed[layout.slot])  # a row of a draft that was not kept lies at or past it
-        observed = drafting_.observe(shape.drafting, *draft, taps, layout.slot, position, keep, computed, layout.total)
-        draft = (draft[0], observed)
     state = replace(
         state,
         tokens=state.tokens.at[slot, jnp.where(kept, state.length[:, None] + run, state.tokens.shape[1])].set(chain, mode="drop"),
         counts=state.counts.at[slot, jnp.where(kept, chain, state.counts.shape[1])].add(1, mode="drop"),
-        length=length, computed=computed,
+        length=length,
+        computed=jnp.where(draws, length - 1, state.computed + jnp.where(mode == PREFILL, chunk, 0)),
         done=state.done | (verdict.ended > 0))
     per_slot = jnp.stack([first, verdict.emitted, verdict.ended, drafted, verdict.accepted, length, kind], axis=1)
     packed = jnp.concatenate([per_slot.reshape(-1), drawn, lax.bitcast_convert_type(logprob, jnp.int32)])
-    return caches, state, packed, tuple(top), draft[1] if draft else ()
+    return caches, state, packed, tuple(top), _observe(draft, taps, state, layout, position, shape)
 
 
 def _admit(capacity: Capacity, state: State, packed) -> State:
