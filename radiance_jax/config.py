@@ -59,7 +59,8 @@ class EngineConfig(Config):
     seed: int = setting(int, 0, "seed of requests that bring none", EXACT, low=0, high=2**63 - 1)
 
     num_speculative_tokens: int | Literal["auto"] = setting(
-        int, "auto", "draft tokens verified at once, at most; 0 turns drafting off", SPEC, low=0, high=MAX_DRAFT_DEPTH,
+        int, "auto", "draft tokens verified at once, at most; auto: the depth that the drafter in the model's file declares, "
+        "without one 7; 0 turns drafting off", SPEC, low=0, high=MAX_DRAFT_DEPTH,
         word="auto")
     spec_ngram: int | None = setting(int, None, "tokens that prompt lookup may propose; 0 turns lookup off", SPEC,
                                      low=0, high=MAX_DRAFT_DEPTH)

@@ -19,16 +19,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("out", help="the .rad file to write")
     parser.add_argument("--dtype", default="bf16", choices=tuple(PRECISIONS), help="type of the weights (bf16)")
     parser.add_argument("--force", action="store_true", help="overwrite the output if it exists")
-    parser.add_argument("--draft-model", metavar="DIR", help="merge a drafter (not available yet)")
+    parser.add_argument("--draft-model", metavar="DIR",
+                        help="folder or hub id of a drafter to merge, which the container then drafts with")
     options = parser.parse_args(arguments)
     # A plain kill must clean up like Ctrl-C does.
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        if options.draft_model is not None:
-            raise UserError("--draft-model: merging a drafter is not available yet in this version; convert the "
-                            "target alone (serving still drafts by prompt lookup)", param="draft_model")
         source = locate_model(options.source, log=lambda line: print(line, file=sys.stderr))
-        result = _with_bar(source, options.out, options.dtype, options.force)
+        draft = options.draft_model and locate_model(options.draft_model, log=lambda line: print(line, file=sys.stderr))
+        result = _with_bar(source, options.out, options.dtype, options.force, draft)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -41,14 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _with_bar(source: Path, out: str, dtype: str, force: bool) -> Converted:
+def _with_bar(source: Path, out: str, dtype: str, force: bool, draft: Path | None) -> Converted:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading headers", total=None)
-        return convert(source, out, dtype, overwrite=force, progress=lambda name, done, total: bar.update(
+        return convert(source, out, dtype, overwrite=force, draft_path=draft, progress=lambda name, done, total: bar.update(
             task, description=name, completed=done, total=total))
 
 

@@ -1,4 +1,7 @@
-"""`python -m radiance_jax.info [MODEL]`: what a model file holds, from its header alone."""
+"""`python -m radiance_jax.info [MODEL]`: what a model file or a drafter's folder holds, from its header alone.
+
+A folder with a config.json and no weights is described by what the configuration implies.
+"""
 
 import argparse
 import json
@@ -8,7 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from radiance_jax.container import draft_facts
+from radiance_jax.container.config_only import ConfigOnly, holds_no_weights
 from radiance_jax.container.default_model import default_cache_dir, default_model_path
+from radiance_jax.container.drafter import drafter_of
 from radiance_jax.container.source import Source, eos_token_ids, open_model
 from radiance_jax.container.weights import BLOCKS, block_of, layer_of
 from radiance_jax.errors import UserError
@@ -26,6 +32,7 @@ def describe(source: Source) -> dict[str, Any]:
         if layer_of(name) == 0:
             per_layer[block] += info.size
     files = set(source.files)
+    drafter, total = drafter_of(source), sum(parameters.values()) - parameters["draft"]
     template = "chat_template.jinja" in files or b'"chat_template"' in (source.file("tokenizer_config.json") or b"")
     return {
         "path": str(source.path), "format": source.format, "architecture": config.architecture,
@@ -42,10 +49,11 @@ def describe(source: Source) -> dict[str, Any]:
         "eos_token_ids": list(eos_token_ids(source)),
         "tokenizer": "tokenizer.json" in files, "chat_template": template, "files": sorted(files),
         "parameters": {
-            "total": sum(parameters.values()) - parameters["draft"], "draft": parameters["draft"],
+            "total": total, "draft": parameters["draft"],
             "per_layer": sum(per_layer.values()),
             "blocks": {block: {"parameters": parameters[block], "per_layer": per_layer[block],
                                "bytes": nbytes[block]} for block in BLOCKS if parameters[block] or block == "head"}},
+        "drafter": None if drafter is None else draft_facts.of_checkpoint(drafter, total),
     }
 
 
@@ -55,12 +63,16 @@ def _file_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
 
 
-def _show(facts: dict[str, Any]) -> None:
+def _console() -> Any:
     from rich.console import Console
-    from rich.table import Table
+
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+def _show(facts: dict[str, Any]) -> None:
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = _console()
     heads = f"{facts['num_heads']} query / {facts['num_kv_heads']} key-value, of {facts['head_size']}"
     rope, kv = facts["rope"], facts["kv_bytes_per_token"]
     scaling = "" if rope["kind"] == "default" else f", {rope['kind']} x{rope['factor']:g}"
@@ -80,14 +92,23 @@ def _show(facts: dict[str, Any]) -> None:
     ]
     if facts["fingerprint"]:
         rows.append(("fingerprint", facts["fingerprint"]))
+    if facts["drafter"]:
+        rows += draft_facts.rows(facts["drafter"])
+    console.print(Text(facts["path"], style="bold"), soft_wrap=True)
+    _show_rows(console, rows)
+    console.print(_parameter_table(facts), highlight=False)
+
+
+def _show_rows(console: Any, rows: list[tuple[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     summary = Table.grid(padding=(0, 2))
     summary.add_column(style="bold")
     summary.add_column(overflow="fold")
     for key, value in rows:
         summary.add_row(key, Text(str(value)))  # Text: names in files are not markup
-    console.print(Text(facts["path"], style="bold"), soft_wrap=True)
     console.print(summary, highlight=False)
-    console.print(_parameter_table(facts), highlight=False)
 
 
 def _yes(present: bool) -> str:
@@ -126,11 +147,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
-        facts = describe(open_model(options.model or _default_model()))
+        path = Path(options.model or _default_model())
+        drafter = draft_facts.of_folder(path)
+        if drafter is None:
+            facts = describe(ConfigOnly(path) if holds_no_weights(path) else open_model(path))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.json:
+    if drafter is not None:
+        if options.json:
+            print(json.dumps({"path": str(path), "drafter": drafter}, indent=2))
+        else:
+            _show_rows(_console(), [("path", str(path)), *draft_facts.rows(drafter)])
+    elif options.json:
         print(json.dumps(facts, indent=2))
     else:
         _show(facts)

@@ -11,6 +11,7 @@ BENCHMARKS = {
     "tile": "what a step costs by row tile and live rows (CPU), beside engines that are not bit-exact",
     "kernels": "the Mosaic kernels one by one on a Hopper GPU: right, row-invariant, and their time over the floor",
     "step": "a whole step of a model's shape on a Hopper GPU: time, floor, bits by row count, beside non-exact products",
+    "drafter": "propose and observe of a drafter's shape (random weights), over what its bytes cost",
     "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
     "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }

@@ -26,10 +26,11 @@ _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 
 
-class HuggingFaceSource:
-    """Opens `path` by its headers; raises `ModelError` naming the file or tensor that is missing or does not fit."""
+class WeightFolder:
+    """config.json and the headers of the safetensors beside it, in one file or in shards; `stored` are all tensors in them.
 
-    format = "huggingface"
+    Raises `ModelError` naming the file or field at fault.
+    """
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -41,42 +42,25 @@ class HuggingFaceSource:
         if self.config.get("quantization_config"):
             raise ModelError(f"{self.path}: quantised checkpoints are not served by this version (config.json has a "
                              "quantization_config); take the unquantised one", param="quantization_config")
-        config = model_config(str(self.path), self.config)
+        self._check_config()
         shards = self._sharded() if not (self.path / SINGLE).is_file() else {SINGLE: None}
-        self._shards: dict[str, SafetensorsFile] = {}
+        self.shards: dict[str, SafetensorsFile] = {}
         self._home: dict[str, str] = {}
-        tensors: dict[str, TensorInfo] = {}
+        self.stored: dict[str, TensorInfo] = {}
         for shard, listed in shards.items():
-            file = self._shards[shard] = open_safetensors(self.path / shard)
+            file = self.shards[shard] = open_safetensors(self.path / shard)
             self._check_listing(shard, listed, file.tensors.keys(), self._home)
-            for name, info in file.tensors.items():
-                self._home[name] = shard
-                if not ignored(name, config):
-                    tensors[name] = info
-        check_weights(str(self.path), config, tensors)
-        self.tensors: Mapping[str, TensorInfo] = tensors
+            self._home |= dict.fromkeys(file.tensors, shard)
+            self.stored |= file.tensors
 
-    @property
-    def description(self) -> str:
-        return f"Hugging Face folder {self.path.resolve().name}"
+    def _check_config(self) -> None:
+        """Raises `ModelError` for a configuration that cannot be served; called before any weight file is looked for."""
 
-    @property
-    def precision(self) -> str:
-        return " + ".join(sorted({info.stored for info in self.tensors.values()})).lower()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return combined_fingerprint("hf", self.source_hashes())
-
-    def source_hashes(self) -> dict[str, str]:
-        return {name: file_sha256(self.path / name) for name in (*self.files, *self._shards)}
-
-    def read(self, name: str) -> np.ndarray:
-        if name not in self.tensors:
-            raise ModelError(f"{self.path}: no weight is called {name!r}", param=name)
-        return self._shards[self._home[name]].read(name)
+    def read_stored(self, name: str) -> np.ndarray:
+        return self.shards[self._home[name]].read(name)
 
     def file(self, name: str) -> bytes | None:
+        """A companion file, or None where there is none."""
         if name not in self.files:
             return None
         path = self.path / name
@@ -127,3 +111,39 @@ class HuggingFaceSource:
                 shown = sorted(names)
                 raise ModelError(f"{self.path}/{shard} {fault}: {', '.join(shown[:4])}. Fetch the folder again.",
                                  param=shown[0])
+
+
+class HuggingFaceSource(WeightFolder):
+    """Opens `path` by its headers; raises `ModelError` naming the file or tensor that is missing or does not fit."""
+
+    format = "huggingface"
+
+    def __init__(self, path: Path | str):
+        super().__init__(path)
+        config = model_config(str(self.path), self.config)
+        tensors = {name: info for name, info in self.stored.items() if not ignored(name, config)}
+        check_weights(str(self.path), config, tensors)
+        self.tensors: Mapping[str, TensorInfo] = tensors
+
+    def _check_config(self) -> None:
+        model_config(str(self.path), self.config)
+
+    @property
+    def description(self) -> str:
+        return f"Hugging Face folder {self.path.resolve().name}"
+
+    @property
+    def precision(self) -> str:
+        return " + ".join(sorted({info.stored for info in self.tensors.values()})).lower()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return combined_fingerprint("hf", self.source_hashes())
+
+    def source_hashes(self) -> dict[str, str]:
+        return {name: file_sha256(self.path / name) for name in (*self.files, *self.shards)}
+
+    def read(self, name: str) -> np.ndarray:
+        if name not in self.tensors:
+            raise ModelError(f"{self.path}: no weight is called {name!r}", param=name)
+        return self.read_stored(name)

@@ -2,9 +2,9 @@
 
 Weights keep their logical (Hugging Face) names; a drafter's are prefixed `draft.`; companion files (tokenizer,
 chat template, ...) are U8 tensors called `file/<name>`. `__metadata__` holds, as strings: format ("rad"),
-format_version, architecture, config (JSON), precision, source (JSON), checksums (JSON: tensor to CRC-32 in hex) and
-header_checksum, the CRC-32 of the header itself with that field's digits set to zero. So damage is found: in the
-header when the file is opened, in the data by `verify`.
+format_version, architecture, config (JSON), precision, source (JSON), checksums (JSON: tensor to CRC-32 in hex), with a
+drafter draft_config and draft_source (JSON), and header_checksum, the CRC-32 of the header itself with that field's
+digits set to zero. So damage is found: in the header when the file is opened, in the data by `verify`.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from radiance_jax.container.safetensors_file import SafetensorsFile, TensorInfo, open_safetensors
-from radiance_jax.container.weights import check_weights, model_config
+from radiance_jax.container.weights import DRAFT_PREFIX, check_weights, model_config
 from radiance_jax.errors import ModelError
 
 FORMAT_VERSION = "1"
@@ -35,11 +35,12 @@ class RadFile:
     format = "rad"
 
     def __init__(self, file: SafetensorsFile, config: dict[str, Any], source: dict[str, Any],
-                 checksums: dict[str, str]):
+                 checksums: dict[str, str], draft: tuple[dict[str, Any], dict[str, Any]] | None = None):
         self.path = file.path
         self.metadata = file.metadata
         self.config = config
         self.source = source
+        self.draft_config, self.draft_source = draft or (None, None)
         self.entries: Mapping[str, TensorInfo] = file.tensors
         self.tensors: Mapping[str, TensorInfo] = {
             name: info for name, info in file.tensors.items() if not name.startswith(FILE_PREFIX)}
@@ -110,8 +111,14 @@ def open_rad(path: Path | str) -> RadFile:
         if name.startswith(FILE_PREFIX) and (info.stored != "U8" or len(info.shape) != 1):
             raise ModelError(f"{where}: {name} must be a flat U8 tensor; got {info.stored} {list(info.shape)}",
                              param=name)
-    rad = RadFile(file, config, source, checksums)
+    has_drafter = "draft_config" in metadata
+    draft = (_json_field(where, metadata, "draft_config"), _json_field(where, metadata, "draft_source")) if has_drafter else None
+    rad = RadFile(file, config, source, checksums, draft)
     check_weights(where, model_config(where, config), rad.tensors)
+    drafted = [name for name in rad.tensors if name.startswith(DRAFT_PREFIX)]
+    if bool(drafted) != has_drafter:
+        raise ModelError(f"{where}: a drafter must have both its tensors and draft_config; it has only "
+                         + (f"{drafted[0]} and others" if drafted else "draft_config"), param="draft_config")
     return rad
 
 

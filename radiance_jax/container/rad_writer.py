@@ -27,11 +27,12 @@ class RadWriter:
 
     In:  RadWriter(path, weights={"model.norm.weight": ((576,), np.dtype("float32"))}, files={"config.json": b"{}"}, ..)
     Use: `with` it, `add` every weight in the order of `writer.names`, leave the block.
+    `draft` holds the drafter's config and source.
     """
 
     def __init__(self, path: Path | str, *, weights: Mapping[str, tuple[tuple[int, ...], np.dtype]],
                  files: Mapping[str, bytes], config: Mapping[str, Any], precision: str, source: Mapping[str, Any],
-                 overwrite: bool = False):
+                 overwrite: bool = False, draft: Mapping[str, Mapping[str, Any]] | None = None):
         self.path = Path(path)
         self.overwrite = overwrite
         if self.path.exists() and not overwrite:
@@ -46,6 +47,8 @@ class RadWriter:
             "format": "rad", "format_version": FORMAT_VERSION, "architecture": str(config["architectures"][0]),
             "precision": precision, "config": json.dumps(config, sort_keys=True),
             "source": json.dumps(source, sort_keys=True)}
+        if draft is not None:
+            self._metadata |= {f"draft_{field}": json.dumps(value, sort_keys=True) for field, value in draft.items()}
         self._sums = dict.fromkeys(self._specs, NO_SUM)
         self._pending = list(self._specs)
         self.nbytes = 0

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 from radiance_jax.config import EngineConfig, known_defaults
 from radiance_jax.container.default_model import NAME as DEFAULT_NAME
 from radiance_jax.container.default_model import ensure_default_model
+from radiance_jax.container.drafter import check_fits, drafter_of
 from radiance_jax.container.hub import hub_id, locate_model
-from radiance_jax.container.source import json_object, open_model
+from radiance_jax.container.source import Source, json_object, open_model
 from radiance_jax.engine.check import heights_agree
 from radiance_jax.engine.compile import CompileGuard, compile_all, use_persistent_cache
 from radiance_jax.engine.device import Device
+from radiance_jax.engine.drafting import CPU_SLOT_TILES, Drafting
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.memory import compiled_workspace, plan_memory, visible_memory
 from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
@@ -28,9 +30,10 @@ from radiance_jax.mesh import make_mesh
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig, parse_config
 from radiance_jax.models.fields import Fields, token_ids
-from radiance_jax.models.load import load_params
+from radiance_jax.models.load import load_params, place_params
 from radiance_jax.models.partition import Partition, partition
 from radiance_jax.models.rows import Heights
+from radiance_jax.spec.drafter import Drafter
 from radiance_jax.text.chat import ChatTemplate, read_template
 from radiance_jax.text.tokenizer import Tokenizer
 
@@ -67,10 +70,11 @@ class Choices:
     dtype: str
     exact: bool
     tiles: Heights | None
-    depth: int
+    depth: int  # K: drafts a step verifies, at most
+    lookup: int  # of which prompt lookup may propose
 
 
-def choose(config: EngineConfig, platform: str) -> Choices:
+def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None) -> Choices:
     cpu = platform == "cpu"
     if config.bit_exact == "on" and not cpu:
         raise UserError(f"bit_exact=on cannot be kept on platform {platform!r}: XLA picks another matrix product for other "
@@ -78,11 +82,18 @@ def choose(config: EngineConfig, platform: str) -> Choices:
                         param="bit_exact")
     exact = cpu and config.bit_exact != "off"
     window, most = config.spec_ngram, config.num_speculative_tokens
+    if drafter is not None:
+        if most == "auto":
+            most = drafter.depth
+        if most > drafter.block:
+            raise UserError(f"num_speculative_tokens must be at most {drafter.block}, which is what {drafter.name} proposes at "
+                            f"once; got {most}", param="num_speculative_tokens")
     if window is None:
         window = (CPU_DEPTH if cpu else GPU_DEPTH) if most == "auto" else most
+    lookup = window if most == "auto" else min(window, most)
     return Choices(platform=platform, dtype="bf16" if config.dtype == "auto" else config.dtype, exact=exact,
                    tiles=None if not exact else ((config.row_tile, 1),) if config.row_tile else CPU_TILES,
-                   depth=window if most == "auto" else min(window, most))
+                   depth=lookup if drafter is None else most, lookup=lookup)
 
 
 def largest_step(config: EngineConfig, model: ModelConfig, chosen: Choices) -> Capacity:
@@ -111,6 +122,11 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     model = open_model(path)
     settings = parse_config(model.config)
     cut = partition(settings, mesh.size)
+    drafter, draft_tensors = hooks.drafter or container_drafter(model, settings)
+    chosen = choose(config, platform, drafter)
+    said = drafting_lines(config, chosen, drafter, config.max_model_len or settings.max_position)
+    if chosen.depth == 0:
+        drafter = None
     tokenizer = Tokenizer.from_model(model)
     chat = ChatTemplate.from_model(model, tokenizer, config.chat_template and read_template(config.chat_template))
     defaults = generation_defaults(model)
@@ -121,12 +137,13 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     log(f"mesh: tp={mesh.size} on {platform} ({mesh.devices.flat[0].device_kind})" + _padding(settings, cut))
     dtype = DTYPES[chosen.dtype]
     plan = plan_memory(config, settings, cut, largest_step(config, settings, chosen),
-                       (chosen.tiles[0][0], CPU_HEAD_TILE) if chosen.tiles else None, dtype, visible_memory(platform, mesh.size))
+                       (chosen.tiles[0][0], CPU_HEAD_TILE) if chosen.tiles else None, dtype, visible_memory(platform, mesh.size),
+                       drafter)
     capacity = plan.capacity
     if config.max_model_len is None and capacity.length < settings.max_position:
         log(f"context: {capacity.length} of the model's {settings.max_position} tokens, as many as the key/value pool holds")
-    log(f"drafting: prompt lookup, up to {capacity.depth} tokens ({config.spec_ngram_min} to {config.spec_ngram_max}-grams)"
-        if capacity.depth else "drafting: off")
+    for line in said:
+        log(line)
     log("bit-exact: on; ids and logprobs do not depend on drafting, batch mates, chunking or capacity" if chosen.exact else
         "bit-exact: OFF; drafting and batch mates may change roundings, and with them now and then a token"
         + ("" if platform == "cpu" else f" (not yet to be had on {platform})"))
@@ -136,12 +153,16 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     if config.compile_cache:
         use_persistent_cache(cache_dir / "compiled")
     started = time.monotonic()
+    drafting = None if drafter is None else Drafting(
+        drafter=drafter, config=settings, cut=cut, depth=capacity.depth, length=capacity.length, row_tiles=chosen.tiles,
+        slot_tiles=CPU_SLOT_TILES if chosen.tiles else None)
     lowered: dict[Any, Any] = {"admit": lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity))}
     for rows in row_buckets(capacity.rows, platform, chosen.dtype) if chosen.tiles is None else (capacity.rows,):
         shape = StepShape(rows=rows, tiles=chosen.tiles, head_tile=CPU_HEAD_TILE,
                           segment=CPU_SEGMENT if chosen.tiles else min(rows, GPU_SEGMENT),
                           block_pages=1 if chosen.tiles or platform == "cpu" else 8,
-                          ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min)
+                          ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min, lookup=chosen.lookup,
+                          drafting=drafting)
         lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, (cache,) * settings.num_layers, hooks)
     compiled = compile_all(lowered, threads=min(os.cpu_count() or 1, 8))
     log(f"programs: {len(compiled) - 1} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
@@ -149,12 +170,17 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     for line in plan.table():
         log(line)
     started = time.monotonic()
-    params = load_params(settings, cut, model, mesh, dtype)
+    params, draft = load_params(settings, cut, model, mesh, dtype), {}
+    if drafter is not None:
+        specs = drafter.param_specs(cut, dtype)
+        draft = {"draft_params": place_params(specs, lambda path: drafter.fuse(draft_tensors, cut, path), mesh),
+                 "draft_cache_specs": drafter.cache_specs(cut, capacity.slots, capacity.length, dtype)}
     log(f"weights: loaded in {time.monotonic() - started:.1f} s")
     admit = compiled.pop("admit")
     programs = Programs(steps=dict(sorted(compiled.items())), admit=admit)
     device = Device(mesh=mesh, params=params, capacity=capacity, programs=programs,
-                    cache_specs=(cache,) * settings.num_layers, padded_vocab=cut.vocab_size, knobs=hooks.knobs)
+                    cache_specs=(cache,) * settings.num_layers, padded_vocab=cut.vocab_size, knobs=hooks.knobs,
+                    **draft)
     device.warm_up()
     if chosen.tiles and len(chosen.tiles) > 1:
         names = ", ".join(str(height) for height, _ in chosen.tiles)
@@ -166,6 +192,33 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, device=device,
                  guard=CompileGuard(), tokenizer=tokenizer,
                  chat=chat, defaults=defaults, eos=eos)
+
+
+def container_drafter(model: Source, settings: ModelConfig) -> tuple[Drafter, Callable[[str], Any]] | tuple[None, None]:
+    """The drafter in the model's file and its tensors by name. Raises `ModelError` where it does not fit the target."""
+    found = drafter_of(model)
+    if found is None:
+        return None, None
+    check_fits(str(model.path), found.drafter, settings)
+    return found.drafter, found.read
+
+
+def drafting_lines(config: EngineConfig, chosen: Choices, drafter: Drafter | None, length: int) -> list[str]:
+    """Who proposes, how much, and from what: for the start-up log."""
+    if chosen.depth == 0:
+        return ["drafting: off" + (f"; {drafter.name}, the drafter in the model's file, is not loaded" if drafter else "")]
+    grams = f"({config.spec_ngram_min} to {config.spec_ngram_max}-grams)"
+    if drafter is None:
+        return [f"drafting: prompt lookup, up to {chosen.depth} tokens {grams}"]
+    names = ", ".join("the embedding" if tap < 0 else str(tap) for tap in drafter.taps)
+    reach = f"the last {drafter.window} positions" if (drafter.window or length) < length else "the whole context"
+    return [
+        f"drafting: {drafter.name}, {chosen.depth} tokens of at most {drafter.block}; it reads the target behind layers {names} "
+        f"and looks at {reach}",
+        "  where it proposes nothing: "
+        + (f"prompt lookup, up to {chosen.lookup} tokens {grams}" if chosen.lookup else "no drafts"),
+        "  a drafter only proposes: every token is the target's own draw, and its bits are those of a server without drafts"
+        if chosen.exact else "  a drafter only proposes: every token is the target's own draw"]
 
 
 def row_buckets(most: int, platform: str, dtype: str) -> tuple[int, ...]:

@@ -29,13 +29,15 @@ class Pending:
 
 class Device:
     def __init__(self, *, mesh: Mesh, params: Any, capacity: Capacity, programs: Programs, cache_specs: tuple[ArraySpec, ...],
-                 padded_vocab: int, knobs: Any = ()):
+                 padded_vocab: int, knobs: Any = (), draft_params: Any = (), draft_cache_specs: Any = ()):
+        """`draft_params`, `draft_cache_specs`: a drafter's, where there is one."""
         self.capacity = capacity
         self._programs = programs
-        self._params = params
+        self._params, self._draft_params = params, draft_params
         self._caches = tuple(zeros(spec, mesh) for spec in cache_specs)
-        self._state = jax.tree.map(lambda spec: zeros(spec, mesh), state_specs(capacity, padded_vocab),
-                                   is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+        self._state, self._draft_cache = (
+            jax.tree.map(lambda spec: zeros(spec, mesh), specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+            for specs in (state_specs(capacity, padded_vocab), draft_cache_specs))
         self._whole = NamedSharding(mesh, PartitionSpec())
         self.turn(knobs)
 
@@ -53,10 +55,15 @@ class Device:
         """Starts a step and returns at once."""
         rows = next(rows for rows in self._programs.steps if rows >= plan.rows)
         packed = pack_plan(self.capacity, [(e.slot, e.mode, e.chunk, e.depth) for e in plan.entries], plan.pages)
-        self._caches, self._state, results, tops = self._programs.steps[rows](
-            self._params, self._caches, self._state, jax.device_put(packed, self._whole), self._knobs)
+        results, tops = self._step(rows, packed)
         results.copy_to_host_async()
         return Pending(plan, rows, time.monotonic(), results, tops)
+
+    def _step(self, rows: int, packed: np.ndarray) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        self._caches, self._state, results, tops, self._draft_cache = self._programs.steps[rows](
+            self._params, self._caches, self._state, jax.device_put(packed, self._whole), self._knobs, self._draft_params,
+            self._draft_cache)
+        return results, tops
 
     def read(self, pending: Pending) -> tuple[Results, np.ndarray | None, np.ndarray | None]:
         """Waits for a step; top ids and logprobs come along if one of its sequences wants them."""
@@ -70,10 +77,8 @@ class Device:
         empty = pack_admission(self.capacity, slot=0, pages=[], tokens=[], prompt=0, limit=0, params=SamplingParams(), seed=0,
                                choice=0, stops=[])
         self._state = self._programs.admit(self._state, jax.device_put(empty, self._whole))
-        for program in self._programs.steps.values():
-            packed = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
-            self._caches, self._state, results, _ = program(self._params, self._caches, self._state, packed, self._knobs)
-            np.asarray(results)
+        for rows in self._programs.steps:
+            np.asarray(self._step(rows, pack_plan(self.capacity, [], []))[0])
 
     def score(self, tokens: list[int], chunks: list[int]) -> np.ndarray:
         """f32 logprobs of the tokens after the first, and of one drawn behind them, prefilled in these chunks. For use
@@ -86,8 +91,6 @@ class Device:
         scores = []
         for chunk in chunks:
             rows = next(rows for rows in self._programs.steps if rows >= chunk)
-            plan = jax.device_put(pack_plan(self.capacity, [(0, PREFILL, chunk, 0)], []), self._whole)
-            self._caches, self._state, results, _ = self._programs.steps[rows](
-                self._params, self._caches, self._state, plan, self._knobs)
+            results, _ = self._step(rows, pack_plan(self.capacity, [(0, PREFILL, chunk, 0)], []))
             scores.append(unpack_results(self.capacity, np.asarray(results)).logprobs[:chunk])
         return np.concatenate(scores)

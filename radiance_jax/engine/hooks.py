@@ -5,6 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from radiance_jax.spec.drafter import Drafter
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
@@ -12,11 +16,13 @@ class Hooks:
     (never other shapes) between steps, so that one program serves every test.
 
     `propose(state, knobs, drafts, count)` may put other proposals in the place of lookup's: drafts [S, K], count [S].
+    `drafter` stands in the place of the container's: the description, and its tensors by name.
     `tracing(knobs)` is entered while a step is traced; tests put their faults into the engine there.
     """
 
     knobs: Any = ()
     propose: Callable[..., tuple[Any, Any]] | None = None
+    drafter: tuple[Drafter, Callable[[str], np.ndarray]] | None = None
     tracing: Callable[[Any], AbstractContextManager] = lambda knobs: nullcontext()
 
 

@@ -21,6 +21,7 @@ from radiance_jax.mesh import ArraySpec
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
+from radiance_jax.spec.drafter import Drafter, ring
 
 DEVICE_SHARE, CPU_SHARE = 0.9, 0.5  # other programs live in a host's memory too
 CPU_POOL_SHARE = 1 / 8  # of the default pool: a page costs time to touch, and few hosts serve many long contexts
@@ -94,6 +95,17 @@ def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile:
     return rows + products + keys + 10 * 4 * drawn * cut.vocab_size + lookup
 
 
+def draft_workspace(drafter: Drafter, model: ModelConfig, cut: Partition, capacity: Capacity,
+                    tile: tuple[int, int] | None) -> int:
+    """Bytes that a drafter adds to a step's temporaries on one rank, before it is compiled: the taps of all rows, twice;
+    logits, noise and what was drawn from them for the slots that propose together (four where there are tiles); and the keys
+    and values of one slot tile."""
+    slots = min(4, capacity.slots) if tile else capacity.slots
+    cache = rank_bytes(drafter.cache_specs(cut, slots, capacity.length, jax.numpy.float32), cut.tp)
+    taps = 2 * 4 * capacity.rows * max(len(drafter.taps), 1) * model.width
+    return taps + cache + 3 * 4 * slots * drafter.block * cut.vocab_size // cut.tp
+
+
 def compiled_workspace(programs: Any) -> int | None:
     """What XLA planned for the largest of the compiled programs on one rank: temporaries, and outputs that are not
     written over a donated input. None where the platform does not say."""
@@ -115,6 +127,9 @@ class MemoryPlan:
     state: int
     page: int  # bytes of one page over all layers
     capacity: Capacity
+    drafter: int = 0  # bytes of its weights
+    draft_cache: int = 0  # bytes of its keys and values, all slots
+    window: int | None = None  # positions of a slot that they cover
     compiled: bool = False  # whether `workspace` is XLA's own figure
 
     @property
@@ -127,7 +142,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        return self.memory.used + self.weights + self.workspace + self.state + self.pool
+        return (self.memory.used + self.weights + self.drafter + self.draft_cache + self.workspace + self.state + self.pool)
 
     def with_compiled(self, workspace: int | None) -> "MemoryPlan":
         """The plan with the workspace of one rank as compiled. Raises `UserError` where it no longer fits."""
@@ -145,7 +160,10 @@ class MemoryPlan:
         tokens = pages * capacity.page_size
         of = f"{ranks} devices that share it" if ranks > 1 else "one device"
         rows = [
-            ("weights", self.weights, ""), ("drafter", 0, "none: prompt lookup needs no weights"),
+            ("weights", self.weights, ""),
+            ("drafter", self.drafter, "weights" if self.drafter else "none: prompt lookup needs no weights"),
+            *([("drafter's keys", self.draft_cache, f"{capacity.slots} sequences of up to {self.window} positions")]
+              if self.draft_cache else []),
             ("step workspace", self.workspace, "as compiled" if self.compiled else "estimated"),
             ("device state", self.state, f"{capacity.slots} sequences of up to {capacity.length} tokens"),
             ("key/value pool", self.pool, f"{pages} pages of {capacity.page_size} tokens: {tokens} tokens, or "
@@ -159,7 +177,7 @@ class MemoryPlan:
 
 
 def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted: Capacity, tile: tuple[int, int] | None,
-                dtype: Any, memory: Memory) -> MemoryPlan:
+                dtype: Any, memory: Memory, drafter: Drafter | None = None) -> MemoryPlan:
     """Decides pages and context. `wanted` has the longest context and no pages yet; `tile` as in `step_workspace`.
 
     The pool gets `kv_pages`, else as many pages as every slot can use at full length, within the share. A context that
@@ -169,12 +187,18 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
     share = config.gpu_memory_utilization or (CPU_SHARE if memory.shared else DEVICE_SHARE)
     page_size, ranks = wanted.page_size, memory.ranks
     page = page_bytes(model, cut, page_size, dtype) * ranks
+    weights = weight_bytes(model, cut, dtype) * ranks
+    draft_weights = rank_bytes(drafter.param_specs(cut, dtype), cut.tp) * ranks if drafter else 0
 
     def with_context(length: int, pages: int) -> MemoryPlan:
         capacity = replace(wanted, length=length, pages=pages + 1)
+        extra, workspace = {}, step_workspace(model, cut, capacity, tile)
+        if drafter is not None:
+            extra = {"drafter": draft_weights, "window": ring(drafter, length), "draft_cache": rank_bytes(
+                drafter.cache_specs(cut, capacity.slots, length, dtype), cut.tp) * ranks}
+            workspace += draft_workspace(drafter, model, cut, capacity, tile)
         return MemoryPlan(
-            memory=memory, share=share, page=page, capacity=capacity, weights=weight_bytes(model, cut, dtype) * ranks,
-            workspace=step_workspace(model, cut, capacity, tile) * ranks,
+            memory=memory, share=share, page=page, capacity=capacity, weights=weights, workspace=workspace * ranks, **extra,
             state=rank_bytes(state_specs(capacity, cut.vocab_size), cut.tp) * ranks)
 
     def one_sequence(pages: int) -> MemoryPlan:
@@ -212,14 +236,15 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
 def _does_not_fit(plan: MemoryPlan, param: str) -> UserError:
     pages, size = plan.capacity.pages - 1, plan.capacity.page_size
     pool = f"{pages} pages of {size} tokens" + (" for one sequence" if (pages - 1) * size < plan.capacity.length else "")
-    parts = [("weights", plan.weights), ("step workspace", plan.workspace), ("device state", plan.state), (pool, plan.pool)]
+    parts = [("weights", plan.weights), ("drafter", plan.drafter), ("drafter's keys", plan.draft_cache),
+             ("step workspace", plan.workspace), ("device state", plan.state), (pool, plan.pool)]
     if plan.memory.used:
         parts.append(("what this process holds already", plan.memory.used))
     advice = {"kv_pages": "Ask for fewer --kv-pages", "max_model_len": "Shorten --max-model-len"}.get(param, "Take a smaller model")
     return UserError(
-        "it does not fit: " + " + ".join(f"{name} {readable(size)}" for name, size in parts) + f" = {readable(plan.total)}, but "
-        f"a share of {plan.share:g} of {readable(plan.memory.total)} of {plan.memory.name} is {readable(plan.allowed)}. "
-        f"{advice}, lower --max-num-seqs, raise --gpu-memory-utilization"
+        "it does not fit: " + " + ".join(f"{name} {readable(size)}" for name, size in parts if size)
+        + f" = {readable(plan.total)}, but a share of {plan.share:g} of {readable(plan.memory.total)} of {plan.memory.name} is "
+        f"{readable(plan.allowed)}. {advice}, lower --max-num-seqs, raise --gpu-memory-utilization"
         + ("" if plan.memory.shared else ", or cut the model over more devices with --mesh tp=N"), param=param)
 
 

@@ -35,6 +35,17 @@ def gumbel(seed: tuple[jax.Array, jax.Array], choice: jax.Array, output_index: j
     row_key = threefry2x32(seed, (choice.astype(jnp.uint32), output_index.astype(jnp.uint32)))
     pair = jnp.arange(vocab_size // 2, dtype=jnp.uint32)[None]
     even, odd = threefry2x32((row_key[0][:, None], row_key[1][:, None]), (pair, jnp.zeros_like(pair)))
-    bits = jnp.stack([even, odd], axis=-1).reshape(-1, vocab_size)
+    return _gumbel(jnp.stack([even, odd], axis=-1).reshape(-1, vocab_size))
+
+
+def gumbel_at(seed: tuple[jax.Array, jax.Array], choice: jax.Array, output_index: jax.Array, ids: jax.Array) -> jax.Array:
+    """The same noise for some token ids only: ids [R, C] or [C], to f32 [R, C]."""
+    row_key = threefry2x32(seed, (choice.astype(jnp.uint32), output_index.astype(jnp.uint32)))
+    ids = jnp.broadcast_to(ids, (choice.shape[0], ids.shape[-1])).astype(jnp.uint32)
+    even, odd = threefry2x32((row_key[0][:, None], row_key[1][:, None]), (ids >> 1, jnp.zeros_like(ids)))
+    return _gumbel(jnp.where(ids & 1, odd, even))
+
+
+def _gumbel(bits: jax.Array) -> jax.Array:
     uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * np.float32(2.0**-32), np.float32(1 - 2.0**-24))
     return -jnp.log(-jnp.log1p(-uniform))

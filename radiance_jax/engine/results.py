@@ -8,7 +8,7 @@ import numpy as np
 from radiance_jax.engine.request import Delta, TokenLogprob
 from radiance_jax.engine.scheduler import Entry
 from radiance_jax.engine.sequence import Sequence
-from radiance_jax.engine.state import PREFILL, Results
+from radiance_jax.engine.state import PREFILL, PROPOSERS, Results
 from radiance_jax.engine.stats import EngineStats
 
 log = logging.getLogger("radiance_jax.engine")
@@ -25,7 +25,7 @@ class Reader:
 
     def apply(self, entry: Entry, results: Results, top_ids: np.ndarray | None, tops: np.ndarray | None) -> bool:
         sequence = entry.sequence
-        first, emitted, ended, drafts, accepted, length = (int(x) for x in results.slots[entry.slot])
+        first, emitted, ended, drafts, accepted, length, proposer = (int(x) for x in results.slots[entry.slot])
         assert not emitted or length == len(sequence.tokens) + emitted, "host and device disagree on a length"
 
         def logprob(row: int, token: int, count: int) -> TokenLogprob:
@@ -38,7 +38,7 @@ class Reader:
             return False
         tokens = results.tokens[first:first + emitted].tolist()
         if entry.mode != PREFILL:
-            self._count_verify(sequence, drafts, min(accepted, emitted))
+            self._count_verify(sequence, drafts, min(accepted, emitted), PROPOSERS[proposer])
         silent = 1 if ended == STOPPED else 0  # the token that ends the answer is in the ids, not in the text
         text, kept, stop = sequence.stream.push(tokens[: emitted - silent])
         reason, stop_reason = None, None
@@ -84,7 +84,7 @@ class Reader:
         sequence.finished, sequence.stats.finished = True, now
         self.stats.record_finish(sequence.stats, reason)
 
-    def _count_verify(self, sequence: Sequence, drafts: int, accepted: int) -> None:
+    def _count_verify(self, sequence: Sequence, drafts: int, accepted: int, proposer: str) -> None:
         stats = sequence.stats
         stats.num_decode_steps += 1
         if drafts:
@@ -92,7 +92,7 @@ class Reader:
             stats.num_draft_tokens += drafts
             stats.num_accepted_draft_tokens += accepted
             stats.acceptance_histogram[accepted] = stats.acceptance_histogram.get(accepted, 0) + 1
-            self.stats.record_verify(drafts, accepted)
+            self.stats.record_verify(drafts, accepted, proposer)
 
     def _prompt_logprobs(self, entry: Entry, first: int, logprob) -> None:
         """The row at position p scores the prompt's token p + 1; the first token has no score."""

@@ -18,6 +18,8 @@ from radiance_jax.mesh import ArraySpec, replicated
 
 STOPS = 16  # stop ids per sequence on the device: the request's and the model's own
 IDLE, PREFILL, DECODE = 0, 1, 2
+LOOKUP, NEURAL = 0, 1  # who made a slot's drafts
+PROPOSERS = ("lookup", "neural")
 
 
 @jax.tree_util.register_dataclass
@@ -158,20 +160,20 @@ def pack_plan(capacity: Capacity, slots: Sequence[tuple[int, int, int, int]],
     return packed
 
 
-# ---- a step's results: int32 [R, 2] rows and [S, 6] slots in one vector -----------------------------------------
+# ---- a step's results: int32 [R, 2] rows and [S, 7] slots in one vector -----------------------------------------
 
 
 @dataclass(frozen=True)
 class Results:
-    """What the host reads of a step: per slot (first drawn row, emitted, ended, drafts, accepted, length), per row the
-    drawn token and its raw logprob."""
+    """What the host reads of a step: per slot (first drawn row, emitted, ended, drafts, accepted, length, who drafted),
+    per row the drawn token and its raw logprob."""
 
     slots: np.ndarray
     tokens: np.ndarray
     logprobs: np.ndarray
 
 
-SLOT_FIELDS = 6
+SLOT_FIELDS = 7
 
 
 def unpack_results(capacity: Capacity, packed: np.ndarray) -> Results:

@@ -54,6 +54,7 @@ class EngineStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    by_proposer: dict[str, tuple[int, int]] = field(default_factory=dict)  # who drafted -> (draft tokens, accepted)
     depth: dict[int, int] = field(default_factory=dict)  # chosen depth -> verify steps
     deferred_proposals: int = 0  # drafts that had no room in their step
 
@@ -68,8 +69,10 @@ class EngineStats:
     inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_BOUNDS))
     e2e: Histogram = field(default_factory=lambda: Histogram(E2E_BOUNDS))
 
-    def record_verify(self, depth: int, accepted: int) -> None:
+    def record_verify(self, depth: int, accepted: int, proposer: str = "lookup") -> None:
         """One sequence's verify step: `depth` drafts tried, the first `accepted` kept."""
+        drafts, kept = self.by_proposer.get(proposer, (0, 0))
+        self.by_proposer[proposer] = (drafts + depth, kept + accepted)
         self.num_drafts += 1
         self.num_draft_tokens += depth
         self.num_accepted_tokens += accepted

@@ -4,6 +4,7 @@ A step is one flat list of rows. Its layout is made *on the device*: each sequen
 and as many drafts as lookup found, so that a sequence without a proposal costs one row and the host need not know.
 
     plan -> page tables -> proposals -> rows -> forward -> draws at the rows that need one -> acceptance -> history
+                                                                      -> context rows of what is committed, for a drafter
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from radiance_jax import collectives
+from radiance_jax.engine import drafting as drafting_
 from radiance_jax.engine import sampling
+from radiance_jax.engine.drafting import Drafting
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity, State, state_specs, unpack_admission
 from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, replicated
@@ -40,6 +43,8 @@ class StepShape:
     block_pages: int
     ngram_longest: int
     ngram_shortest: int
+    lookup: int  # drafts that prompt lookup may propose, at most K; 0: none
+    drafting: Drafting | None = None
 
 
 @dataclass(frozen=True)
@@ -61,20 +66,39 @@ def _layout(count: jax.Array, position: jax.Array, rows: int) -> _Layout:
     return _Layout(ends - count, count, position, slot, index < ends[-1], ends[-1])
 
 
-def _propose(state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape, hooks: Hooks, knobs):
-    """Drafts [S, K] and their number [S], never past the length limit; written behind the history as well."""
+def _propose(params, draft, state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape,
+             hooks: Hooks, knobs):
+    """Drafts [S, K], their number [S] and who made them [S], never past the length limit; written behind the history as
+    well. `draft`: the drafter's parameters and cache."""
+    slots = capacity.slots
     if capacity.depth == 0:
-        return state, jnp.zeros((capacity.slots, 0), jnp.int32), jnp.zeros(capacity.slots, jnp.int32)
-    drafts, count = lookup_device.propose(state.tokens, state.length, longest=shape.ngram_longest,
-                                          shortest=shape.ngram_shortest, window=capacity.depth)
+        return state, jnp.zeros((slots, 0), jnp.int32), jnp.zeros(slots, jnp.int32), jnp.zeros(slots, jnp.int32)
+    room = jnp.maximum(jnp.minimum(depth, state.limit - state.length - 1), 0)
+    drafts, count = jnp.zeros((slots, capacity.depth), jnp.int32), jnp.zeros(slots, jnp.int32)
+    if shape.lookup:
+        drafts, count = lookup_device.propose(state.tokens, state.length, longest=shape.ngram_longest,
+                                              shortest=shape.ngram_shortest, window=shape.lookup)
+        drafts = jnp.pad(drafts, ((0, 0), (0, capacity.depth - shape.lookup)))
+    neural = None
+    if shape.drafting is not None:
+        neural = drafting_.propose(shape.drafting, *draft, params, state, (mode == DECODE) & (room > 0))
+    drafts, count, kind = drafting_.combine(neural, (drafts, count))
     if hooks.propose is not None:
         drafts, count = hooks.propose(state, knobs, drafts, count)
-    room = jnp.minimum(depth, state.limit - state.length - 1)
-    count = jnp.where(mode == DECODE, jnp.clip(count, 0, jnp.maximum(room, 0)), 0)
-    slot = jnp.arange(capacity.slots)[:, None]
+    count = jnp.where(mode == DECODE, jnp.clip(count, 0, room), 0)
+    slot = jnp.arange(slots)[:, None]
     behind = jnp.arange(capacity.depth)[None]
     column = jnp.where(behind < count[:, None], state.length[:, None] + behind, state.tokens.shape[1])
-    return replace(state, tokens=state.tokens.at[slot, column].set(drafts, mode="drop")), drafts, count
+    return replace(state, tokens=state.tokens.at[slot, column].set(drafts, mode="drop")), drafts, count, kind
+
+
+def _observe(draft, taps, state: State, layout: _Layout, position: jax.Array, shape: StepShape):
+    """The drafter's cache with the rows of this step that are committed, `state` being the one behind the step: the row of
+    a draft that was not kept lies at `computed` or past it."""
+    if shape.drafting is None:
+        return ()
+    keep = layout.live & (position < state.computed[layout.slot])
+    return drafting_.observe(shape.drafting, *draft, taps, layout.slot, position, keep, state.computed, layout.total)
 
 
 def _draw_rows(params, config: ModelConfig, state: State, layout: _Layout, position: jax.Array, needs: jax.Array,
@@ -125,7 +149,7 @@ def _draw_rows(params, config: ModelConfig, state: State, layout: _Layout, posit
 
 
 def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, hooks: Hooks, params, caches, state: State,
-          plan, knobs):
+          plan, knobs, draft):
     slots, page_size = capacity.slots, capacity.page_size
     mode, chunk, depth = plan[:slots, 0], plan[:slots, 1], plan[:slots, 2]
     update = plan[slots:]
@@ -133,7 +157,7 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     state = replace(state, table=state.table.at[to, update[:, 1]].set(update[:, 2], mode="drop"))
     mode = jnp.where(state.done, 0, mode)
 
-    state, drafts, drafted = _propose(state, mode, depth, capacity, shape, hooks, knobs)
+    state, drafts, drafted, kind = _propose(params, draft, state, mode, depth, capacity, shape, hooks, knobs)
     count = jnp.where(mode == DECODE, 1 + drafted, jnp.where(mode == PREFILL, chunk, 0))
     layout = _layout(count, state.computed, shape.rows)
     position = layout.position[layout.slot] + jnp.arange(shape.rows, dtype=jnp.int32) - layout.start[layout.slot]
@@ -150,7 +174,8 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     around = llama.Surroundings(
         tiles=tiles, attend=lambda q, cache: paged_attention(q, cache, state.table, segments, attention),
         reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: lax.axis_index(TENSOR_AXIS))
-    x, caches = llama.forward(params, config, cut, rows, caches, around)
+    x, caches, taps = llama.forward(params, config, cut, rows, caches, around,
+                                    shape.drafting.drafter.taps if shape.drafting else ())
 
     finishes = (mode == PREFILL) & (state.computed + chunk >= state.length)
     draws = (mode == DECODE) | finishes
@@ -172,9 +197,9 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
         length=length,
         computed=jnp.where(draws, length - 1, state.computed + jnp.where(mode == PREFILL, chunk, 0)),
         done=state.done | (verdict.ended > 0))
-    per_slot = jnp.stack([first, verdict.emitted, verdict.ended, drafted, verdict.accepted, length], axis=1)
+    per_slot = jnp.stack([first, verdict.emitted, verdict.ended, drafted, verdict.accepted, length, kind], axis=1)
     packed = jnp.concatenate([per_slot.reshape(-1), drawn, lax.bitcast_convert_type(logprob, jnp.int32)])
-    return caches, state, packed, tuple(top)
+    return caches, state, packed, tuple(top), _observe(draft, taps, state, layout, position, shape)
 
 
 def _admit(capacity: Capacity, state: State, packed) -> State:
@@ -206,7 +231,9 @@ def _admit(capacity: Capacity, state: State, packed) -> State:
 class Programs:
     """Compiled programs, and nothing that could compile: a call with other shapes raises.
 
-    `steps` by row count, ascending; `admit`. Both donate what they return anew.
+    `steps` by row count, ascending; `admit`. Both donate what they return anew. A step takes parameters, caches,
+    state, plan, knobs, and of the drafter parameters and cache (`()` each where there is none); it returns caches, state,
+    results, top ids and logprobs, and the drafter's cache.
     """
 
     steps: dict[int, Any]
@@ -217,22 +244,28 @@ def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: S
                hooks: Hooks = NO_HOOKS):
     """Lowers one step program for arrays described by `ArraySpec` trees."""
     state = state_specs(capacity, cut.vocab_size)
+    draft: tuple[Any, Any] = ((), ())
+    if shape.drafting is not None:
+        drafter, dtype = shape.drafting.drafter, params["embed"].dtype
+        draft = (drafter.param_specs(cut, dtype), drafter.cache_specs(cut, capacity.slots, capacity.length, dtype))
     is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
     partitions = lambda tree: jax.tree.map(lambda s: s.partition, tree, is_leaf=is_spec)  # noqa: E731
     abstract = lambda tree: jax.tree.map(lambda s: s.abstract(mesh), tree, is_leaf=is_spec)  # noqa: E731
     whole = PartitionSpec()
 
-    def step(params, caches, state, plan, knobs):
+    def step(params, caches, state, plan, knobs, draft_params, draft_cache):
+        draft = (draft_params, draft_cache) if shape.drafting is not None else ()
         with hooks.tracing(knobs):
-            return _step(config, cut, capacity, shape, hooks, params, caches, state, plan, knobs)
+            return _step(config, cut, capacity, shape, hooks, params, caches, state, plan, knobs, draft)
 
     run = jax.shard_map(
-        step, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole, whole),
-        out_specs=(partitions(caches), partitions(state), whole, (whole, whole)), check_vma=False)
+        step, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole, whole,
+                                   *map(partitions, draft)),
+        out_specs=(partitions(caches), partitions(state), whole, (whole, whole), partitions(draft[1])), check_vma=False)
     plan = ArraySpec((capacity.slots + capacity.updates, 3), jnp.dtype(jnp.int32), (None, None))
     knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype).abstract(mesh), hooks.knobs)
-    return jax.jit(run, donate_argnums=(1, 2)).lower(
-        abstract(params), abstract(caches), abstract(state), plan.abstract(mesh), knobs)
+    return jax.jit(run, donate_argnums=(1, 2, 6)).lower(
+        abstract(params), abstract(caches), abstract(state), plan.abstract(mesh), knobs, *map(abstract, draft))
 
 
 def lower_admission(capacity: Capacity, padded_vocab: int, mesh: Mesh, size: int):

@@ -100,7 +100,7 @@ def parse_config(raw: Any) -> ModelConfig:
         mlp_bias=architecture == LLAMA and fields.flag("mlp_bias"),
         qk_norm=architecture == QWEN3,
         activation="silu" if activation == "swish" else activation,
-        rope=_rope(fields, max_position),
+        rope=read_rope(fields, max_position),
         eos_token_ids=token_ids(fields, "eos_token_id", vocab_size),
         bos_token_id=next(iter(token_ids(fields, "bos_token_id", vocab_size)), None),
     )
@@ -133,7 +133,7 @@ def _refuse_sliding(fields: Fields) -> None:
         raise fields.fail("layer_types", "a list of 'full_attention'", advice)
 
 
-def _rope(fields: Fields, max_position: int) -> RopeConfig:
+def read_rope(fields: Fields, max_position: int) -> RopeConfig:
     """Accepts `rope_parameters` (newer) and `rope_theta` + `rope_scaling` (older) spellings."""
     key = "rope_scaling" if fields.get("rope_parameters", {}) == {} else "rope_parameters"
     block = fields.block(key)

@@ -21,7 +21,8 @@ from radiance_jax.models.partition import Partition
 from radiance_jax.models.rows import Rows, Tiles
 from radiance_jax.models.tensors import tensor_shapes
 
-__all__ = ["Params", "Surroundings", "cache_spec", "embed", "forward", "fuse", "head", "param_specs", "tensor_shapes"]
+__all__ = ["Params", "Surroundings", "cache_spec", "embed", "forward", "fuse", "head", "logits", "param_specs",
+           "tensor_shapes"]
 
 Params = dict[str, Any]
 
@@ -130,13 +131,18 @@ def embed(params: Params, tokens: jax.Array, around: Surroundings) -> jax.Array:
 
 def head(params: Params, x: jax.Array, config: ModelConfig) -> jax.Array:
     """Last residual [R, D] to this rank's f32 logits [R, V/tp]."""
-    return product(rms_norm(x, params["norm"], config.norm_eps), params.get("head", params["embed"]))
+    return logits(params, rms_norm(x, params["norm"], config.norm_eps))
+
+
+def logits(params: Params, x: jax.Array) -> jax.Array:
+    """States [R, D] that are normed already to this rank's f32 logits [R, V/tp]."""
+    return product(x, params.get("head", params["embed"]))
 
 
 def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, caches: tuple[jax.Array, ...],
-            around: Surroundings) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Runs all layers over the rows; returns the residual stream [R, D] and the caches with the rows' own
-    keys and values written."""
+            around: Surroundings, taps: tuple[int, ...] = ()) -> tuple[jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Runs all layers over the rows; returns the residual stream [R, D], the caches with the rows' own keys and values
+    written, and for each of `taps` the residual stream [R, D] behind that layer (from 0; -1: the embedding's output)."""
     tiles, h = around.tiles, config.head_size
     n, g = cut.local_heads, cut.local_kv_heads
     frequencies, attention_factor = rotary_frequencies(config.rope, h)
@@ -168,11 +174,12 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, cac
             y = y + layer["down_bias"]
         return tiles.put(x, r + y, tile)
 
-    out = []
-    for layer, cache in zip(params["layers"], caches, strict=True):
+    out, streams = [], {-1: x}
+    for number, (layer, cache) in enumerate(zip(params["layers"], caches, strict=True)):
         queries = jnp.zeros((x.shape[0], n, h), x.dtype)
         queries, cache = tiles.walk(lambda tile, c, layer=layer: attention_inputs(layer, tile, c), (queries, cache))
         attended = around.attend(queries, cache)
         x = tiles.walk(lambda tile, c, layer=layer, attended=attended: rest(layer, attended, tile, c), x)
         out.append(cache)
-    return x, tuple(out)
+        streams[number] = x
+    return x, tuple(out), tuple(streams[tap] for tap in taps)

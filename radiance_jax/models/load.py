@@ -47,13 +47,19 @@ def load_params(config: ModelConfig, cut: Partition, checkpoint: Checkpoint, mes
                 progress: Callable[[int, int], None] | None = None) -> Any:
     """Reads, pads, fuses, casts and places every parameter. `progress(done bytes, all bytes)`."""
     check_tensors(config, checkpoint)
-    specs = llama.param_specs(config, cut, dtype)
+    return place_params(llama.param_specs(config, cut, dtype), lambda path: llama.fuse(checkpoint.read, config, cut, path),
+                        mesh, progress)
+
+
+def place_params(specs: Any, fuse: Callable[[tuple], np.ndarray], mesh: Mesh,
+                 progress: Callable[[int, int], None] | None = None) -> Any:
+    """A tree of `ArraySpec` to a tree of arrays; `fuse(path)` gives the global values of one of them."""
     is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
     paths, tree = jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)
     total, done, leaves = sum(spec.nbytes for _, spec in paths), 0, []
     for path, spec in paths:
         keys = tuple(getattr(k, "key", getattr(k, "idx", None)) for k in path)
-        values = llama.fuse(checkpoint.read, config, cut, keys)
+        values = fuse(keys)
         assert values.shape == spec.shape, (keys, values.shape, spec.shape)
         leaves.append(place(spec, mesh, lambda index, values=values: values[index]))
         done += spec.nbytes

@@ -74,7 +74,7 @@ def test_the_command_reports_bytes_tensors_and_seconds_and_refuses_to_overwrite(
     assert out.read_bytes() == before
     assert run("--force").returncode == 0 and open_rad(out).precision == "bf16"
     done = run("--force", "--draft-model", "somewhere")
-    assert done.returncode == 2 and "not available yet" in done.stderr
+    assert done.returncode == 2 and "somewhere" in done.stderr and "folder" in done.stderr
 
 
 def test_bad_arguments_are_named(hf_folder, tmp_path):

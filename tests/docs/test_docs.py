@@ -10,7 +10,7 @@ from radiance_jax.server.app import ROUTES
 from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment")]
+PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "drafters", "new_drafter")]
 
 
 def text(name: str) -> str:
@@ -23,7 +23,8 @@ def test_the_page_of_flags_is_up_to_date():
 
 def sample_names() -> set[str]:
     """Every metric's name as a dashboard writes it: counters with _total, histograms without a suffix."""
-    stats = EngineStats(accepted_per_position=[1], depth={1: 1}, step_seconds={4: (1, 0.1)}, finished={"stop": 1})
+    stats = EngineStats(accepted_per_position=[1], depth={1: 1}, by_proposer={"lookup": (2, 1)}, step_seconds={4: (1, 0.1)},
+                        finished={"stop": 1})
     lines = metrics.render(lambda: stats, "m").decode().splitlines()
     names = {line.split("{")[0] for line in lines if not line.startswith("#")}
     return {re.sub("_(bucket|sum|count)$", "", name) for name in names}
@@ -32,7 +33,7 @@ def sample_names() -> set[str]:
 def test_every_metric_is_documented_and_no_other():
     documented = set(re.findall(r"^\| `((?:vllm|radiance):\w+)", text("metrics.md"), re.MULTILINE))
     assert documented == sample_names()
-    for label in ("finished_reason", "position", "depth", "rows"):
+    for label in ("finished_reason", "position", "depth", "rows", "proposer"):
         assert f"{{{label}}}" in text("metrics.md")
 
 
@@ -42,6 +43,11 @@ def test_every_field_and_route_is_documented():
         assert f"`{name}" in page, name
     for _, path, _ in ROUTES:
         assert path.replace(":path", "") in page, path
+
+
+def test_the_page_of_a_new_drafter_shows_the_file_that_is_tested():
+    toy = Path(__file__).parents[1] / "spec" / "toy_drafter.py"
+    assert f"```python\n{toy.read_text(encoding='utf-8')}```\n" in text("new_drafter.md")
 
 
 def test_links_lead_somewhere():

@@ -24,6 +24,7 @@ from radiance_jax.errors import UserError
 from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.partition import partition
+from tests.exactness.neural import toy_drafter
 
 GIB = 2**30
 RAW = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -32,12 +33,12 @@ RAW = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_attention
 SMALL = parse_config(RAW)
 
 
-def plan(options=None, model=SMALL, tp=1, memory=None, tile=(32, 4), **memory_options):
+def plan(options=None, model=SMALL, tp=1, memory=None, tile=(32, 4), drafter=None, **memory_options):
     config = EngineConfig(**options or {})
     length = config.max_model_len or model.max_position
     wanted = Capacity(slots=config.max_num_seqs, length=length, rows=64, budget=64, pages=1, page_size=config.page_size or 128, depth=3)
     memory = memory or Memory(total=24 * GIB, name="host memory", ranks=tp, **memory_options)
-    return plan_memory(config, model, partition(model, tp), wanted, tile, jnp.bfloat16, memory)
+    return plan_memory(config, model, partition(model, tp), wanted, tile, jnp.bfloat16, memory, drafter)
 
 
 def device(total, **more):
@@ -63,6 +64,19 @@ def test_figures_are_those_of_the_arrays():
         assert weight_bytes(SMALL, cut, jnp.bfloat16) == rank_bytes(llama.param_specs(SMALL, cut, jnp.bfloat16), tp)
         spec = llama.cache_spec(SMALL, cut, 7, 16, jnp.bfloat16)
         assert 7 * page_bytes(SMALL, cut, 16, jnp.bfloat16) == spec.nbytes // tp * SMALL.num_layers
+
+
+def test_a_drafters_weights_and_keys_are_counted():
+    toy, without = toy_drafter(tap=29, width=576, block=3), plan(memory=device(24 * GIB), tile=None)
+    made = plan(memory=device(24 * GIB), tile=None, drafter=toy)
+    assert made.drafter == 2 * (2 * 576 * 576 + 576) and made.draft_cache == 8 * 2 * 576 * 2 and made.window == 2
+    assert made.total - made.workspace == without.total - without.workspace + made.drafter + made.draft_cache
+    assert made.workspace > without.workspace
+    text = "\n".join(made.table())
+    assert "drafter's keys" in text and "8 sequences of up to 2 positions" in text
+    assert "drafter's keys" not in "\n".join(without.table())
+    with pytest.raises(UserError, match=r"weights 256.6 MiB \+ drafter 1.3 MiB \+ drafter's keys"):
+        plan(memory=device(GIB // 4), tile=None, drafter=toy)
 
 
 def test_devices_of_a_host_share_its_memory_and_gpus_have_their_own():

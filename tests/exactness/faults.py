@@ -127,9 +127,10 @@ def _rounded(x: jax.Array) -> jax.Array:
 
 
 def _propose(original, on, seen):
-    def propose(state, mode, *rest):
-        seen.mode, (state, seen.drafts, seen.drafted) = mode, original(state, mode, *rest)
-        return state, seen.drafts, seen.drafted
+    def propose(params, draft, state, mode, *rest):
+        seen.mode, made = mode, original(params, draft, state, mode, *rest)
+        _, seen.drafts, seen.drafted, _ = made
+        return made
     return propose
 
 
@@ -336,8 +337,8 @@ def _forgetful(original):
 
 
 def _refused_counted(original):
-    def count(reader, sequence, drafts, accepted):
-        original(reader, sequence, drafts, accepted)
+    def count(reader, sequence, drafts, accepted, *rest):
+        original(reader, sequence, drafts, accepted, *rest)
         sequence.stats.completion_tokens += drafts - accepted
     return count
 

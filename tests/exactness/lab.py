@@ -150,8 +150,7 @@ class Lab:
         if not models.exists():
             targets.make(models, kind)
         config = options_of(models, kind, tp, folder / "cache", **changes)
-        depth = config.num_speculative_tokens
-        lab = cls(config, kind, folder, hooks or hooks_of(depth))
+        lab = cls(config, kind, folder, hooks or hooks_of(config.num_speculative_tokens))
         lab.built = build(config, lambda line: None, lab.hooks)
         lab.weights[False] = lab.built.device._params
         lab.knobs = jax.tree.map(np.copy, lab.hooks.knobs)

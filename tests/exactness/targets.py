@@ -76,12 +76,33 @@ def pairs(head: np.ndarray, dtype: str) -> np.ndarray:
     return narrow.astype(np.float32)
 
 
+def _circle(embed: np.ndarray) -> np.ndarray:
+    """Puts the script's tokens on circles: the k-th has the angle 2 pi k f / 149 in the plane of each frequency f, so that
+    one matrix, returned here, turns the embedding of every token into that of the token after it."""
+    size = embed.shape[1] // 2
+    frequencies = np.random.default_rng(6).permutation(np.arange(1, 75))[:size]
+    turn = 2 * np.pi * frequencies / len(NEXT)
+    angle = np.arange(len(NEXT))[:, None] * turn
+    embed[NEXT, 0::2], embed[NEXT, 1::2] = np.cos(angle), np.sin(angle)
+    matrix = np.zeros((2 * size, 2 * size), np.float32)
+    even = np.arange(0, 2 * size, 2)
+    matrix[even, even] = matrix[even + 1, even + 1] = np.cos(turn)
+    matrix[even, even + 1], matrix[even + 1, even] = -np.sin(turn), np.sin(turn)
+    return matrix
+
+
+def turn() -> np.ndarray:
+    """[D, D]: the embedding of a token of the script to that of the next one."""
+    return _circle(np.zeros((VOCAB, CONFIG["hidden_size"]), np.float32))
+
+
 def _write_script(weights: dict[str, np.ndarray]) -> None:
     """Layers that add nothing, and head rows that are the embeddings of what they follow."""
     for name, values in weights.items():
         if "o_proj." in name or "down_proj." in name:
             values[:] = 0
     embed = weights["model.embed_tokens.weight"]
+    _circle(embed)
     embed /= np.linalg.norm(embed, axis=1, keepdims=True) / 8
     for token in range(VOCAB):
         weights["lm_head.weight"][after(token)] = embed[token] * 0.5

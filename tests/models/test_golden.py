@@ -45,7 +45,7 @@ def whole_logits(folder: Path, tp: int, ids: np.ndarray) -> np.ndarray:
             tiles=Tiles(((32, 17), (8, 1)), live_rows), reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS),
             attend=lambda q, c: paged_attention(q, c, tables, segments, AttentionShape(height=8)),
             rank=lambda: jax.lax.axis_index(TENSOR_AXIS))
-        x, _ = llama.forward(params, config, cut, rows, caches, around)
+        x, *_ = llama.forward(params, config, cut, rows, caches, around)
         return collectives.all_gather_last(llama.head(params, x, config), TENSOR_AXIS)
 
     part = lambda tree: jax.tree.map(lambda s: s.partition, tree, is_leaf=lambda s: hasattr(s, "partition"))  # noqa: E731
