@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from radiance_jax.errors import ModelError
 from radiance_jax.models.draft.registry import is_drafter, read_drafter
 from radiance_jax.models.draft.tensors import canonical, check_shapes
+from radiance_jax.models.partition import partition
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "draft"
 CONFIGS = {path.parent.name: json.loads(path.read_text()) for path in sorted(GOLDEN.glob("*/config.json"))}
@@ -161,6 +163,12 @@ def test_names_of_every_dialect_become_one():
             ("layers.1.mlp.gate_proj.weight", "layers.1.mlp.gate_proj.weight"),
             ("t2d", None), ("rotary_emb.inv_freq", None), ("verifier_norm.weight", None)):
         assert canonical(name) == known
+
+
+def test_a_table_that_leads_out_of_the_vocabulary_is_named():
+    drafter = read("dflash_speculators")
+    with pytest.raises(ModelError, match=r"below vocab_size \(101\); got 38 to 101"):
+        drafter.fuse(lambda name: np.full(64, 38), partition(drafter.config, 1), ("head_ids",))
 
 
 def test_a_drafter_without_a_mask_is_named():
