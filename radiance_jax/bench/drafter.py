@@ -39,7 +39,8 @@ class DrafterConfig(Config):
     sequences: str = setting(str, "1,8", "sequences that draft together", BENCH)
     contexts: str = setting(str, "1024,8192", "tokens before the anchor", BENCH)
     rows: str = setting(str, "8,64,512", "rows observed in one step", BENCH)
-    temperature: float = setting(float, 0.0, "of all sequences; above 0 drafts are drawn with the target's noise", BENCH, low=0, high=100)
+    temperature: float = setting(float, 0.0, "of all sequences; above 0 drafts are drawn with the target's noise", BENCH,
+                                 low=0, high=100)
     repeats: int = setting(int, 20, "calls timed at a time", BENCH, low=1)
     rounds: int = setting(int, 5, "times everything is measured", BENCH, low=1)
     verify: bool = setting(bool, False, "also a verify step of an 8B-shaped target (36 layers, width 4096; about 17 GB)", BENCH)
@@ -107,13 +108,13 @@ def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequ
     for name, raw in shapes.items():
         log(f"-- {name} --")
         subject = programs.Subject.make(raw, mesh, config)
-        found: dict[str, Any] = {"shape": name, **subject.figures(), "propose": [], "observe": []}
+        found: dict[str, Any] = {"shape": record.portable(name), **subject.figures(), "propose": [], "observe": []}
         for sequences in numbers("sequences", config.sequences):
             for context in numbers("contexts", config.contexts):
                 call, nbytes = subject.propose(sequences, context, config.temperature)
                 line = figures({"sequences": sequences, "context": context}, timed(call, config), nbytes, bandwidth)
-                step = next((each["ms"] for each in verify or () if (each["sequences"], each["context"]) == (sequences, context)), None)
-                found["propose"].append(line | ({"share_of_verify": line["ms"] / step} if step else {}))
+                beside = [each["ms"] for each in verify or () if (each["sequences"], each["context"]) == (sequences, context)]
+                found["propose"].append(line | {"share_of_verify": line["ms"] / step for step in beside})
         for rows in numbers("rows", config.rows):
             call, nbytes = subject.observe(rows)
             found["observe"].append(figures({"rows": rows}, timed(call, config), nbytes, bandwidth))
@@ -163,8 +164,8 @@ def show(result: dict[str, Any]) -> None:
                              f"{line['bytes'] / 1e6:.0f}", f"{line['floor_ms']:.3f}", f"{line['over_floor']:.2f}",
                              f"{share:.2f}" if share else "")
     for line in result.get("verify", ()):
-        made.add_row("(8B target)", f"verify {line['sequences']} x {line['context']}", f"{line['ms']:.3f}", f"{line['least_ms']:.3f}",
-                     "", "", "", "")
+        made.add_row("(8B target)", f"verify {line['sequences']} x {line['context']}", f"{line['ms']:.3f}",
+                     f"{line['least_ms']:.3f}", "", "", "", "")
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 140

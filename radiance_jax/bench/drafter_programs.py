@@ -80,12 +80,20 @@ class Subject:
     mesh: Mesh
     dtype: Any
     specs: dict[str, Any]
-    params: Any
-    ends: Any
+    params: Any = None
+    ends: Any = None
     programs: dict[int, Any] = field(default_factory=dict)  # propose, by sequences
 
     @classmethod
     def make(cls, raw: dict[str, Any], mesh: Mesh, config: Any) -> "Subject":
+        """With its arrays, on the devices."""
+        made = cls.sized(raw, mesh, config)
+        made.params, made.ends = random_arrays(made.specs["params"], mesh), random_arrays(made.specs["ends"], mesh)
+        return made
+
+    @classmethod
+    def sized(cls, raw: dict[str, Any], mesh: Mesh, config: Any) -> "Subject":
+        """Without them."""
         drafter, target, dtype = read_drafter(raw), parse_config(target_of(raw)), DTYPES[config.dtype]
         cut, cpu = partition(target, mesh.size), jax.default_backend() == "cpu"
         length = max(numbers("contexts", config.contexts)) + 1 + drafter.block
@@ -93,7 +101,7 @@ class Subject:
                  "ends": {name: spec for name, spec in llama.param_specs(target, cut, dtype).items() if name != "layers"}}
         knows = Drafting(drafter=drafter, config=target, cut=cut, depth=drafter.block, length=length,
                          slot_tiles=CPU_SLOT_TILES if cpu else None, row_tiles=CPU_TILES if cpu else None)
-        return cls(knows, mesh, dtype, specs, random_arrays(specs["params"], mesh), random_arrays(specs["ends"], mesh))
+        return cls(knows, mesh, dtype, specs)
 
     @property
     def tp(self) -> int:
@@ -106,12 +114,14 @@ class Subject:
         """Sizes on one device."""
         d = self.drafting.drafter
         return {"name": d.name, "drafts": d.block, "taps": list(d.taps), "window": d.window,
-                "weight_bytes": rank_bytes(self.specs["params"], self.tp), "cache_bytes_per_sequence": rank_bytes(self.cache_specs(1), self.tp)}
+                "weight_bytes": rank_bytes(self.specs["params"], self.tp),
+                "cache_bytes_per_sequence": rank_bytes(self.cache_specs(1), self.tp)}
 
     def propose(self, slots: int, context: int, temperature: float) -> tuple[Callable[[], Any], int]:
         """A call that proposes for `slots` sequences of so many tokens each, and the bytes it must move on one device."""
         knows, cache = self.drafting, self.cache_specs(slots)
-        capacity = Capacity(slots=slots, length=knows.length, rows=slots * (1 + knows.depth), pages=2, page_size=64, depth=knows.depth)
+        capacity = Capacity(slots=slots, length=knows.length, rows=slots * (1 + knows.depth), pages=2, page_size=64,
+                            depth=knows.depth)
         specs = state_specs(capacity, knows.cut.vocab_size)
         state = jax.tree.map(lambda spec: zeros(spec, self.mesh), specs, is_leaf=is_spec)
         whole = NamedSharding(self.mesh, PartitionSpec())
@@ -120,26 +130,39 @@ class Subject:
                         draw=replace(state.draw, temperature=filled(state.draw.temperature, temperature)))
         if slots not in self.programs:
             self.programs[slots] = self._program(lambda params, cache, ends, state: drafting.propose(
-                knows, params, cache, ends, state, jnp.ones(slots, bool)), (self.specs["params"], cache, self.specs["ends"], specs),
-                PartitionSpec())
+                knows, params, cache, ends, state, jnp.ones(slots, bool)),
+                (self.specs["params"], cache, self.specs["ends"], specs), PartitionSpec())
         program = self.programs[slots]
         arguments = (self.params, random_arrays(cache, self.mesh), self.ends, state)
+        return lambda: program(*arguments), self.propose_bytes(slots, context)
+
+    def propose_bytes(self, slots: int, context: int) -> int:
+        """On one device: the weights that a block goes through, the head it ends in, and the context in reach."""
         weights = self._bytes(lambda name: name not in ONLY_CONTEXT + TABLES)
-        own = jax.tree.leaves(self.specs["params"].get("head"), is_leaf=is_spec)
-        head = 0 if own else rank_bytes(self.specs["ends"].get("head", self.specs["ends"]["embed"]), self.tp)
-        reach = sum(min(context, spec.shape[1]) * spec.nbytes // spec.shape[1] // (self.tp if any(spec.partition) else 1)
-                    for spec in jax.tree.leaves(cache, is_leaf=is_spec))
-        return lambda: program(*arguments), weights + head + reach
+        head = 0 if "head" in self.specs["params"] else rank_bytes(self.specs["ends"]["head"], self.tp)
+        return weights + head + self._cache_bytes(slots, context)
+
+    def observe_bytes(self, rows: int) -> int:
+        """On one device: the weights of keys and values, the taps, and what is written."""
+        taps = rows * len(self.drafting.drafter.taps) * self.drafting.config.width * np.dtype(self.dtype).itemsize
+        return self._bytes(CONTEXT.__contains__) + taps + self._cache_bytes(1, rows)
+
+    def _cache_bytes(self, slots: int, positions: int) -> int:
+        return sum(min(positions, spec.shape[1]) * spec.nbytes // spec.shape[1] // (self.tp if any(spec.partition) else 1)
+                   for spec in jax.tree.leaves(self.cache_specs(slots), is_leaf=is_spec))
 
     def observe(self, rows: int) -> tuple[Callable[[], Any], int]:
         """A call that observes so many rows of one sequence, and the bytes it must move on one device."""
         knows, specs = self.drafting, self.cache_specs(1)
         width, taps = knows.config.width, len(knows.drafter.taps)
-        tap = ArraySpec((rows, width), np.dtype(self.dtype), (None, None))
+        tallest = knows.row_tiles[0][0] if knows.row_tiles else 1
+        padded = -(-rows // tallest) * tallest
+        tap = ArraySpec((padded, width), np.dtype(self.dtype), (None, None))
 
         def run(params: Any, cache: Any, *taps: jax.Array) -> Any:
-            at = jnp.arange(rows, dtype=jnp.int32)
-            return drafting.observe(knows, params, cache, taps, jnp.zeros_like(at), at, at >= 0, jnp.full(1, rows), jnp.int32(rows))
+            at = jnp.arange(padded, dtype=jnp.int32)
+            return drafting.observe(knows, params, cache, taps, jnp.zeros_like(at), at, at < rows, jnp.full(1, rows),
+                                    jnp.int32(rows))
 
         program = self._program(run, (self.specs["params"], specs, *[tap] * taps), self._partitions(specs), donate=1)
         arguments, cache = random_arrays((tap,) * taps, self.mesh), [random_arrays(specs, self.mesh)]
@@ -148,9 +171,7 @@ class Subject:
             cache[0] = program(self.params, cache[0], *arguments)
             return cache[0]
 
-        written = sum(spec.nbytes // spec.shape[1] // (self.tp if any(spec.partition) else 1) * min(rows, spec.shape[1])
-                      for spec in jax.tree.leaves(specs, is_leaf=is_spec))
-        return call, self._bytes(CONTEXT.__contains__) + taps * tap.nbytes + written
+        return call, self.observe_bytes(rows)
 
     def _bytes(self, counts: Callable[[str], bool]) -> int:
         """Bytes on one device of the parameters whose name counts."""
@@ -165,7 +186,8 @@ class Subject:
         return jax.jit(mapped, donate_argnums=() if donate is None else donate)
 
 
-def verify_steps(config: Any, mesh: Mesh, timed: Callable[[Callable[[], Any], Any], list[float]], depth: int = 7) -> list[dict[str, Any]]:
+def verify_steps(config: Any, mesh: Mesh, timed: Callable[[Callable[[], Any], Any], list[float]],
+                 depth: int = 7) -> list[dict[str, Any]]:
     """Milliseconds of the engine's own step for an 8B-shaped target, by sequences and context: each sequence with its
     anchor and up to `depth` drafts of prompt lookup."""
     target, dtype = parse_config(TARGET_8B), DTYPES[config.dtype]
@@ -179,8 +201,10 @@ def _verify_step(config: Any, mesh: Mesh, timed: Callable, target: Any, cut: Par
                  context: int, depth: int, page: int) -> dict[str, Any]:
     more = (1 + config.repeats * config.rounds) * (1 + depth) + 2
     length, rows = context + more, sequences * (1 + depth)
-    capacity = Capacity(slots=sequences, length=length, rows=rows, pages=1 + sequences * -(-length // page), page_size=page, depth=depth)
-    shape = StepShape(rows=rows, tiles=None, head_tile=rows, segment=8, block_pages=8, ngram_longest=4, ngram_shortest=2, lookup=depth)
+    capacity = Capacity(slots=sequences, length=length, rows=rows, pages=1 + sequences * -(-length // page), page_size=page,
+                        depth=depth)
+    shape = StepShape(rows=rows, tiles=None, head_tile=rows, segment=8, block_pages=8, ngram_longest=4, ngram_shortest=2,
+                      lookup=depth)
     specs, cache = llama.param_specs(target, cut, dtype), llama.cache_spec(target, cut, capacity.pages, page, dtype)
     step = lower_step(target, cut, capacity, shape, mesh, specs, (cache,) * target.num_layers).compile()
     admit = lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity)).compile()

@@ -10,7 +10,8 @@ _BACKBONE: dict[str, Any] = {
 
 SHAPES: dict[str, dict[str, Any]] = {
     "dflash": _BACKBONE | {
-        "architectures": ["DFlashDraftModel"], "layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 2048,
+        "architectures": ["DFlashDraftModel"], "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
+        "sliding_window": 2048,
         "dflash_config": {"block_size": 16, "mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 61]}},
     "dflash2": _BACKBONE | {
         "architectures": ["DFlash2DraftModel"], "layer_types": ["sliding_attention"] * 5, "sliding_window": 2048,
@@ -32,5 +33,5 @@ TARGET_8B: dict[str, Any] = {
 
 def target_of(drafter: dict[str, Any]) -> dict[str, Any]:
     """A target with the ends that the drafter borrows: its width and its vocabulary. Nothing else of it is used."""
-    kept = {name: drafter[name] for name in ("hidden_size", "vocab_size")}
-    return TARGET_8B | {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 64, "num_hidden_layers": 1} | kept
+    least = {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 64, "num_hidden_layers": 1}
+    return TARGET_8B | least | {name: drafter[name] for name in ("hidden_size", "vocab_size")}

@@ -18,16 +18,17 @@ from radiance_jax.bench.config import engine_values, numbers, words
 from radiance_jax.bench.exactness import ExactnessConfig
 from radiance_jax.bench.exactness_asks import WAYS, Ask, Told, ask_all, differences
 from radiance_jax.bench.record import log
-from radiance_jax.config import EngineConfig
+from radiance_jax.config import MAX_DRAFT_DEPTH, EngineConfig
 from radiance_jax.container.default_model import ensure_default_model
 from radiance_jax.container.hub import locate_model
 from radiance_jax.container.source import open_model
-from radiance_jax.engine.build import choose
+from radiance_jax.engine.build import choose, container_drafter
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Plan
 from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.models.config import parse_config
+from radiance_jax.spec.drafter import Drafter
 from radiance_jax.text.chat import ChatTemplate
 from radiance_jax.text.tokenizer import Tokenizer
 
@@ -41,8 +42,8 @@ class Run:
 
     def __init__(self, config: ExactnessConfig):
         self.config = config
-        self.options, self.asks = _prepare(config)
-        self.chosen = choose(self.options, jax.default_backend())
+        self.options, self.asks, self.drafter = _prepare(config)
+        self.chosen = choose(self.options, jax.default_backend(), self.drafter)
         self.outcomes: list[dict[str, Any]] = []
         self.hooks = forced.hooks(len(self.asks), config.max_tokens + 1, self.chosen.depth)
         self.engine = Engine.load(self.options, log, self.hooks)
@@ -110,30 +111,34 @@ def measure(config: ExactnessConfig, result: dict[str, Any]) -> None:
     result["axes"] = run.outcomes
 
 
-def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask]]:
-    """The engine's configuration, with its model named and with room for prompts and answers; and the requests."""
+def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask], Drafter | None]:
+    """The engine's configuration, with its model named and with room for prompts and answers; the requests; and the
+    drafter in the model's file, beyond whose block no depth goes."""
     dtype = choose(config, jax.default_backend()).dtype
     path = locate_model(config.model, log=log) if config.model else ensure_default_model(Path(config.cache_dir), dtype)
     model = open_model(path)
     tokenizer = Tokenizer.from_model(model)
     prompts = prompt_sets.read(prompt_sets.FOLDER / f"{PROMPTS}.jsonl", PROMPTS)[:config.prompts]
     prompts = prompt_sets.encode(prompts, tokenizer, ChatTemplate.from_model(model, tokenizer))
-    limit = min(parse_config(model.config).max_position, config.max_model_len or 2**31)
+    settings = parse_config(model.config)
+    drafter, _ = container_drafter(model, settings)
+    deepest = min(max(config.depth_list()), drafter.block if drafter else MAX_DRAFT_DEPTH)
+    limit = min(settings.max_position, config.max_model_len or 2**31)
     need = max(len(each.ids) for each in prompts) + config.max_tokens
     if need > limit:
         raise UserError(f"prompt and answer must fit the context of {limit} tokens; the longest needs {need}", param="max_tokens")
     depth = config.num_speculative_tokens
-    if not depth or config.spec_ngram == 0:
+    if not depth or config.spec_ngram == 0 and drafter is None:
         raise UserError("num_speculative_tokens and spec_ngram must be more than 0: drafting is what is compared",
                         param="num_speculative_tokens")
     options = EngineConfig(**engine_values(config) | {
         "model": str(path), "max_model_len": config.max_model_len or min(-(-need // CONTEXTS) * CONTEXTS, limit),
-        "num_speculative_tokens": max(config.depth_list()) if depth == "auto" else depth,
+        "num_speculative_tokens": deepest if depth == "auto" else depth,
         "spec_ngram_min": 1,  # one token that came before is enough: more drafts, more of them wrong
         "max_num_seqs": max(config.max_num_seqs, config.crowd)})
     asks = [(prompt, way) for prompt in prompts for way in WAYS]
     return options, [Ask(name=prompt.id, ids=prompt.ids, seed=number, way=way, max_tokens=config.max_tokens)
-                     for number, (prompt, way) in enumerate(asks)]
+                     for number, (prompt, way) in enumerate(asks)], drafter
 
 
 # ---- axes ----
@@ -267,7 +272,7 @@ def capacity(run: Run) -> None:
         start = time.monotonic()
         options = replace(run.options, max_num_seqs=slots, num_speculative_tokens="auto", kv_pages=None,
                           max_num_batched_tokens=None if slots > 1 else 16)
-        depth = choose(options, jax.default_backend()).depth
+        depth = choose(options, jax.default_backend(), run.drafter).depth
         engine = Engine.load(options, log, forced.hooks(len(run.asks), run.config.max_tokens + 1, depth))
         try:
             engine._device.turn(run.proposals((2, 0, depth), depth))

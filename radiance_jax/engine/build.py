@@ -215,7 +215,8 @@ def drafting_lines(config: EngineConfig, chosen: Choices, drafter: Drafter | Non
     return [
         f"drafting: {drafter.name}, {chosen.depth} tokens of at most {drafter.block}; it reads the target behind layers {names} "
         f"and looks at {reach}",
-        "  where it proposes nothing: " + (f"prompt lookup, up to {chosen.lookup} tokens {grams}" if chosen.lookup else "no drafts"),
+        "  where it proposes nothing: "
+        + (f"prompt lookup, up to {chosen.lookup} tokens {grams}" if chosen.lookup else "no drafts"),
         "  a drafter only proposes: every token is the target's own draw, and its bits are those of a server without drafts"
         if chosen.exact else "  a drafter only proposes: every token is the target's own draw"]
 

@@ -95,7 +95,8 @@ def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile:
     return rows + products + keys + 10 * 4 * drawn * cut.vocab_size + lookup
 
 
-def draft_workspace(drafter: Drafter, model: ModelConfig, cut: Partition, capacity: Capacity, tile: tuple[int, int] | None) -> int:
+def draft_workspace(drafter: Drafter, model: ModelConfig, cut: Partition, capacity: Capacity,
+                    tile: tuple[int, int] | None) -> int:
     """Bytes that a drafter adds to a step's temporaries on one rank, before it is compiled: the taps of all rows, twice;
     logits, noise and what was drawn from them for the slots that propose together (four where there are tiles); and the keys
     and values of one slot tile."""
@@ -235,14 +236,15 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
 def _does_not_fit(plan: MemoryPlan, param: str) -> UserError:
     pages, size = plan.capacity.pages - 1, plan.capacity.page_size
     pool = f"{pages} pages of {size} tokens" + (" for one sequence" if (pages - 1) * size < plan.capacity.length else "")
-    parts = [("weights", plan.weights), ("drafter", plan.drafter), ("drafter's keys", plan.draft_cache), ("step workspace", plan.workspace), ("device state", plan.state), (pool, plan.pool)]
+    parts = [("weights", plan.weights), ("drafter", plan.drafter), ("drafter's keys", plan.draft_cache),
+             ("step workspace", plan.workspace), ("device state", plan.state), (pool, plan.pool)]
     if plan.memory.used:
         parts.append(("what this process holds already", plan.memory.used))
     advice = {"kv_pages": "Ask for fewer --kv-pages", "max_model_len": "Shorten --max-model-len"}.get(param, "Take a smaller model")
     return UserError(
-        "it does not fit: " + " + ".join(f"{name} {readable(size)}" for name, size in parts if size) + f" = {readable(plan.total)}, but "
-        f"a share of {plan.share:g} of {readable(plan.memory.total)} of {plan.memory.name} is {readable(plan.allowed)}. "
-        f"{advice}, lower --max-num-seqs, raise --gpu-memory-utilization"
+        "it does not fit: " + " + ".join(f"{name} {readable(size)}" for name, size in parts if size)
+        + f" = {readable(plan.total)}, but a share of {plan.share:g} of {readable(plan.memory.total)} of {plan.memory.name} is "
+        f"{readable(plan.allowed)}. {advice}, lower --max-num-seqs, raise --gpu-memory-utilization"
         + ("" if plan.memory.shared else ", or cut the model over more devices with --mesh tp=N"), param=param)
 
 

@@ -99,7 +99,8 @@ def test_where_branches_are_dear_there_are_none(family):
     for branches in (True, False) if family == "dflash" else (False,):
         knows = Drafting(drafter=drafter, config=CONFIG_, cut=cut, depth=7, length=LENGTH,
                          slot_tiles=CPU_SLOT_TILES if branches else None, row_tiles=((4, 1),) if branches else None)
-        found = text(lambda d, c, p, s, knows=knows: drafting.propose(knows, d, c, p, s, jnp.ones(4, bool)), parts, whole, *shapes)
+        found = text(lambda d, c, p, s, knows=knows: drafting.propose(knows, d, c, p, s, jnp.ones(4, bool)), parts, whole,
+                     *shapes)
         found += text(lambda d, c, taps, slot, at, knows=knows: drafting.observe(
             knows, d, c, taps, slot, at, at >= 0, jnp.full(4, 9), jnp.int32(8)), (*parts[:2], whole, whole, whole), parts[1],
             *shapes[:2], (tap,) * len(drafter.taps), rows, rows)
@@ -177,7 +178,8 @@ def test_a_draft_is_drawn_as_the_target_draws(branches):
 
 
 @pytest.mark.parametrize(("options", "depth", "lookup"), (
-    ({}, 2, 2), ({"num_speculative_tokens": 4}, 4, 4), ({"num_speculative_tokens": 1}, 1, 1), ({"num_speculative_tokens": 0}, 0, 0),
+    ({}, 2, 2), ({"num_speculative_tokens": 4}, 4, 4), ({"num_speculative_tokens": 1}, 1, 1),
+    ({"num_speculative_tokens": 0}, 0, 0),
     ({"spec_ngram": 0}, 2, 0), ({"spec_ngram": 1, "num_speculative_tokens": 4}, 4, 1), ({"spec_ngram": 9}, 2, 2)))
 def test_auto_is_the_drafters_own_depth(options, depth, lookup):
     drafter = replace(TOY, config=replace(TOY.config, declared=2))
