@@ -104,6 +104,7 @@ def test_the_fields_of_a_family_decide_where_the_architecture_does_not():
     ("dflash_zlab", {}, {"architectures": ["DominoDraftModel"]}, "architectures must be a list with one of DFlashDraftModel"),
     ("dflash_zlab", {}, {"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
     ("dflash_zlab", {"attention_sink_bias": True}, {}, "attention_sink_bias must be false or absent"),
+    ("dspark_specforge", {"attention_mode": "mla"}, {}, "attention_mode must be gqa or mha or absent"),
     ("dflash_zlab", {"mask_token_id": 101}, {}, r"mask_token_id must be below vocab_size (101); got 101"),
     ("dflash_zlab", {"block_size": 1}, {}, "block_size must be a whole number from 2"),
     ("dflash_zlab", {"target_layer_ids": None}, {"num_target_layers": None}, "must be given, or num_target_layers"),
