@@ -15,6 +15,7 @@ from radiance_jax.container.default_model import NAME as DEFAULT_NAME
 from radiance_jax.container.default_model import ensure_default_model
 from radiance_jax.container.hub import hub_id, locate_model
 from radiance_jax.container.source import json_object, open_model
+from radiance_jax.engine import prices
 from radiance_jax.engine.check import heights_agree
 from radiance_jax.engine.compile import CompileGuard, compile_all, use_persistent_cache
 from radiance_jax.engine.device import Device
@@ -31,6 +32,8 @@ from radiance_jax.models.fields import Fields, token_ids
 from radiance_jax.models.load import load_params
 from radiance_jax.models.partition import Partition, partition
 from radiance_jax.models.rows import Heights
+from radiance_jax.spec.cost import CostTable
+from radiance_jax.spec.planner import NEVER, Rules
 from radiance_jax.text.chat import ChatTemplate, read_template
 from radiance_jax.text.tokenizer import Tokenizer
 
@@ -57,6 +60,9 @@ class Built:
     chat: ChatTemplate
     defaults: dict[str, Any]
     eos: tuple[int, ...]
+    rules: Rules
+    cost: CostTable
+    cost_file: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +131,8 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     capacity = plan.capacity
     if config.max_model_len is None and capacity.length < settings.max_position:
         log(f"context: {capacity.length} of the model's {settings.max_position} tokens, as many as the key/value pool holds")
-    log(f"drafting: prompt lookup, up to {capacity.depth} tokens ({config.spec_ngram_min} to {config.spec_ngram_max}-grams)"
-        if capacity.depth else "drafting: off")
+    log(f"drafting: prompt lookup, up to {capacity.depth} tokens ({config.spec_ngram_min} to {config.spec_ngram_max}-grams), "
+        f"{config.draft_window} window" if capacity.depth else "drafting: off")
     log("bit-exact: on; ids and logprobs do not depend on drafting, batch mates, chunking or capacity" if chosen.exact else
         "bit-exact: OFF; drafting and batch mates may change roundings, and with them now and then a token"
         + ("" if platform == "cpu" else f" (not yet to be had on {platform})"))
@@ -163,9 +169,25 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
                 f"starting again with tiles of {CPU_ONE_TILE}")
             return build(replace(config, row_tile=CPU_ONE_TILE), log, hooks)
         log(f"check: a row has the same bits in tiles of {names} rows on this machine")
+    cost = prices.table(capacity, chosen.tiles, CPU_HEAD_TILE, tuple(programs.steps))
+    cost_file = prices.place(cache_dir, mesh, {
+        "name": name, "model": settings, "dtype": chosen.dtype, "tiles": chosen.tiles, "capacity": capacity,
+        "steps": list(programs.steps)}) if config.compile_cache else None
+    if capacity.depth and config.draft_window == "adaptive":
+        found, started = cost_file is not None and cost.load(cost_file), time.monotonic()
+        if not found:
+            prices.measure(cost, device, capacity)
+        log(prices.line(cost, found, time.monotonic() - started))
     return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, device=device,
-                 guard=CompileGuard(), tokenizer=tokenizer,
-                 chat=chat, defaults=defaults, eos=eos)
+                 guard=CompileGuard(), tokenizer=tokenizer, chat=chat, defaults=defaults, eos=eos,
+                 rules=rules_of(config, capacity, as_planned=chosen.tiles is None), cost=cost, cost_file=cost_file)
+
+
+def rules_of(config: EngineConfig, capacity: Capacity, as_planned: bool) -> Rules:
+    """What the settings say of drafting. `auto`: no floor (the adaptive window prices every draft), no short block."""
+    return Rules(depth=capacity.depth, longest=config.spec_ngram_max, shortest=config.spec_ngram_min, as_planned=as_planned,
+                 p_min=0.0 if config.draft_p_min == "auto" else config.draft_p_min,
+                 short_from=config.draft_short_from if isinstance(config.draft_short_from, int) else NEVER)
 
 
 def row_buckets(most: int, platform: str, dtype: str) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
 from radiance_jax.models.rows import Rows, Tiles
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
-from radiance_jax.spec import lookup_device
+from radiance_jax.spec import evidence, lookup_device
 from radiance_jax.spec.verify import accept
 
 
@@ -62,14 +62,15 @@ def _layout(count: jax.Array, position: jax.Array, rows: int) -> _Layout:
 
 
 def _propose(state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape, hooks: Hooks, knobs):
-    """Drafts [S, K] and their number [S], never past the length limit; written behind the history as well."""
+    """Drafts [S, K] and their number [S], never past the length limit; written behind the history as well. `depth` [S]
+    holds the most drafts for each level of evidence, packed; the proposal's own level picks."""
     if capacity.depth == 0:
         return state, jnp.zeros((capacity.slots, 0), jnp.int32), jnp.zeros(capacity.slots, jnp.int32)
-    drafts, count = lookup_device.propose(state.tokens, state.length, longest=shape.ngram_longest,
-                                          shortest=shape.ngram_shortest, window=capacity.depth)
+    drafts, count, agreement = lookup_device.look(state.tokens, state.length, longest=shape.ngram_longest,
+                                                  shortest=shape.ngram_shortest, window=capacity.depth)
     if hooks.propose is not None:
         drafts, count = hooks.propose(state, knobs, drafts, count)
-    room = jnp.minimum(depth, state.limit - state.length - 1)
+    room = jnp.minimum(evidence.at(depth, evidence.level(agreement)), state.limit - state.length - 1)
     count = jnp.where(mode == DECODE, jnp.clip(count, 0, jnp.maximum(room, 0)), 0)
     slot = jnp.arange(capacity.slots)[:, None]
     behind = jnp.arange(capacity.depth)[None]

@@ -1,0 +1,231 @@
+"""The drafting policy at work: from what was read of past steps to the depths of the next one. Host only, no jax.
+
+    tokens read -> shadow (what lookup had proposed) -> record (acceptance, by evidence) --\
+    steps timed -> cost table -------------------------------------------------------------> window -> depths
+
+It never sees a token of the step it plans for, and no decision can change an answer: what is verified is verified by
+agreement. Decisions are functions of what was told to it, in order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from radiance_jax.spec.cost import CostTable
+from radiance_jax.spec.evidence import LOOKUP_LEVELS, NOTHING, Depths
+from radiance_jax.spec.policies import Policy, adaptive
+from radiance_jax.spec.record import OWN_KEEP, OWN_WEIGHT, SHARED_KEEP, SHARED_WEIGHT, Acceptance, Flow, band
+from radiance_jax.spec.shadow import Shadow
+from radiance_jax.spec.window import Bid, products, runner_up
+
+PROBE_EVERY = 256  # decode steps between looks at the second best depths
+PROBE_NEW = 16  # the same, where those would run steps that were never measured
+SHORT_BLOCK = 4  # rows of a short block: the anchor and 3 drafts
+NEVER = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the settings say. `depth`: K. `p_min`: the least acceptance rate of a draft worth its row. `short_from`: decoding
+    sequences from which drafts are cut to a short block. `as_planned`: rows are paid when planned, found or not."""
+
+    depth: int
+    longest: int
+    shortest: int
+    as_planned: bool
+    p_min: float = 0.0
+    short_from: int = NEVER
+    policy: Policy = adaptive
+
+
+@dataclass(frozen=True)
+class Want:
+    """A sequence that decodes in the next step, with at most `cap` drafts. `fixed`: its request asks for just those."""
+
+    key: int
+    cap: int
+    fixed: bool = False
+
+
+@dataclass
+class Track:
+    """What is known of one sequence."""
+
+    shadow: Shadow
+    acceptance: Acceptance
+    flow: Flow
+    level: int = NOTHING  # of the step read last; `shadow.level` is that of the step after it
+    last: Depths | None = None
+
+
+@dataclass
+class Counts:
+    """What the policy did, for metrics. `constant[d]`: tokens and priced seconds had every step, from the same
+    anchors, drafted d deep; `own`: as it was drafted. `chosen`: depth allowed -> sequence steps. `reached[j]`: drafts at place j that were
+    verified and whose predecessors were right."""
+
+    deferred: int = 0
+    chosen: dict[int, int] = field(default_factory=dict)
+    reached: list[int] = field(default_factory=list)
+    own: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    constant: list[list[float]] = field(default_factory=list)
+    probes: int = 0
+
+    def rate(self) -> float:
+        """Tokens a priced second of decoding, as drafted; 0 before anything was."""
+        return self.own[0] / self.own[1] if self.own[1] else 0.0
+
+    def constant_rates(self) -> dict[int, float]:
+        return {depth: tokens / seconds for depth, (tokens, seconds) in enumerate(self.constant) if seconds}
+
+    def regret(self) -> float:
+        """By how much the best constant depth would have been faster, as a share; 0 if it would not."""
+        best = max(self.constant_rates().values(), default=0.0)
+        return max(best / self.rate() - 1, 0.0) if self.rate() else 0.0
+
+
+class Short:
+    """Whether the short block is in force: from `start` decoding sequences on, until fewer than start - 2 are left (for a
+    small start: until at most max(1, start - 2))."""
+
+    def __init__(self, start: int):
+        self.start, self.on = start, False
+
+    def update(self, decoding: int) -> bool:
+        stop = self.start - 3 if self.start > 3 else max(1, self.start - 2)
+        self.on = decoding >= self.start or (self.on and decoding > stop)
+        return self.on
+
+
+class Planner:
+    def __init__(self, rules: Rules, cost: CostTable):
+        self.rules, self.cost, self.counts = rules, cost, Counts()
+        self.counts.constant = [[0.0, 0.0] for _ in range(rules.depth + 1)]
+        self._tracks: dict[int, Track] = {}
+        self._shared: dict[int, Acceptance] = {}
+        self._flow = Flow(SHARED_KEEP, SHARED_WEIGHT)
+        self._short = Short(rules.short_from)
+        self._rows: list[tuple[int, int, int, int]] = []  # of the step being read: found, cap, allowed, drafted
+        self._since_probe, self._probed = 0, -1
+
+    # ---- what was read ----
+
+    def read(self, key: int, tokens: Sequence[int]) -> None:
+        """A sequence's tokens up to here are given: a prompt's chunk was computed. Tokens known before may come again."""
+        shadow = self._track(key, len(tokens)).shadow
+        shadow.read(tokens[len(shadow.tokens):])
+
+    def drawn(self, key: int, tokens: Sequence[int]) -> None:
+        """Tokens were drawn; `tokens` are all of the sequence's."""
+        track = self._track(key, len(tokens))
+        for token in tokens[len(track.shadow.tokens):]:
+            track.shadow.push(token, track.acceptance.add)
+
+    def verified(self, key: int, tokens: Sequence[int], allowed: Depths, cap: int, drafted: int, accepted: int) -> bool:
+        """A decode step of a sequence was read: `allowed` were the depths sent, at most `cap`; `tokens` are all of the
+        sequence's. Returns whether a proposal was deferred: found, and left alone though the request would have had it."""
+        track = self._track(key, len(tokens))
+        shadow, counts = track.shadow, self.counts
+        level, found = shadow.level, min(shadow.count, cap)
+        self._flow_on(track, level if found else NOTHING)
+        shadow.anchor()
+        self.drawn(key, tokens)
+        for right in shadow.judged:
+            for depth, constant in enumerate(counts.constant):
+                constant[0] += 1 + min(depth, cap, right)
+        shadow.judged.clear()
+        deepest = max(allowed, default=0)
+        counts.own[0] += 1 + accepted
+        counts.chosen[deepest] = counts.chosen.get(deepest, 0) + 1
+        counts.reached += [0] * (drafted - len(counts.reached))
+        for place in range(min(accepted + 1, drafted)):
+            counts.reached[place] += 1
+        self._rows.append((found, cap, deepest, drafted))
+        if drafted and key == self._probed:
+            self._since_probe, self._probed = 0, -1
+            counts.probes += 1
+        deferred = bool(found and not drafted and not allowed[level])
+        counts.deferred += deferred
+        return deferred
+
+    def stepped(self, rows: int, seconds: float, prompts: int) -> None:
+        """The whole step was read: it was paid for `rows` rows, `prompts` of them of prompts. Steps that only decode
+        are filed; the others are cheaper by the draws that prompts do not need."""
+        steps, self._rows = self._rows, []
+        if not steps:
+            return
+        if not prompts:
+            self.cost.observe(rows, seconds)
+        curve = self.cost.curve(prompts + sum(1 + cap for _, cap, _, _ in steps))
+        planned = self.rules.as_planned
+        self.counts.own[1] += curve[prompts + sum(1 + (allowed if planned else drafted) for _, _, allowed, drafted in steps)]
+        for depth, constant in enumerate(self.counts.constant):
+            constant[1] += curve[prompts + sum(1 + min(depth, cap if planned else found) for found, cap, _, _ in steps)]
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended."""
+        self._tracks.pop(key, None)
+        if key == self._probed:
+            self._probed = -1
+
+    # ---- what is to be done ----
+
+    def plan(self, wants: Sequence[Want], prompts: int = 0) -> list[Depths]:
+        """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it."""
+        if not wants:
+            return []
+        short = self._short.update(len(wants))
+        bids = [self._bid(want, SHORT_BLOCK - 1 if short else self.rules.depth) for want in wants]
+        curve = self.cost.curve(prompts + sum(1 + max(bid.caps) for bid in bids) + 1)
+        plan = self.rules.policy(bids, curve, prompts, self.rules.as_planned)
+        for want, depths in zip(wants, plan, strict=True):
+            self._tracks[want.key].last = depths
+        return self._probe(wants, bids, plan, curve, prompts)
+
+    def _bid(self, want: Want, depth: int) -> Bid:
+        track = self._track(want.key, 0)
+        cap = min(want.cap, depth)
+        gains = []
+        for level in range(LOOKUP_LEVELS):
+            rates = track.acceptance.rates(level, cap)
+            kept = next((place for place, rate in enumerate(rates) if rate < self.rules.p_min), cap)
+            gains.append(products(rates[:kept]))
+        return Bid(chance=tuple(track.flow.after(track.shadow.level))[1:], gains=tuple(gains), fixed=want.fixed, last=track.last)
+
+    def _probe(self, wants: Sequence[Want], bids: Sequence[Bid], plan: list[Depths], curve, prompts: int) -> list[Depths]:
+        """Once in a while one sequence takes its second best depths, until it has met a proposal: so the table knows what
+        steps cost now that are not taken otherwise."""
+        self._since_probe += 1
+        if self._since_probe < PROBE_NEW or self.rules.policy is not adaptive or prompts:
+            return plan
+        keys = [want.key for want in wants]
+        if self._probed not in keys:
+            able = [want.key for want, bid in zip(wants, bids, strict=True) if max(bid.caps) and not bid.fixed]
+            if not able:
+                return plan
+            self._probed = able[self.counts.probes % len(able)]
+        at = keys.index(self._probed)
+        means = [1 + (max(depths) if self.rules.as_planned else
+                      sum(chance * depth for chance, depth in zip(bid.chance, depths, strict=True)))
+                 for bid, depths in zip(bids, plan, strict=True)]
+        others = round(sum(means) - means[at])
+        tokens = len(bids) + sum(chance * sum(gains[:depth]) for bid, depths in zip(bids, plan, strict=True)
+                                 for chance, gains, depth in zip(bid.chance, bid.gains, depths, strict=True))
+        rate = tokens / curve[round(sum(means))]
+        other = runner_up(bids[at], plan[at], others, rate, curve, self.rules.as_planned)
+        if self._since_probe >= PROBE_EVERY or not self.cost.knows(others + 1 + max(other)):
+            plan[at] = other
+        return plan
+
+    def _track(self, key: int, length: int) -> Track:
+        track = self._tracks.get(key)
+        if track is None:
+            shared = self._shared.setdefault(band(length), Acceptance(self.rules.depth or 1, SHARED_KEEP, SHARED_WEIGHT))
+            track = self._tracks[key] = Track(
+                shadow=Shadow(longest=self.rules.longest, shortest=self.rules.shortest, window=self.rules.depth),
+                acceptance=Acceptance(self.rules.depth or 1, OWN_KEEP, OWN_WEIGHT, shared),
+                flow=Flow(OWN_KEEP, OWN_WEIGHT, self._flow))
+        return track
+
+    def _flow_on(self, track: Track, level: int) -> None:
+        track.flow.add(track.level, level)
+        track.level = level

@@ -1,0 +1,92 @@
+"""What is known of acceptance: how often a draft was the token drawn, by level of evidence and place in the draft.
+
+The rate at place j is *conditional*: it counts the drafts whose predecessors were all right (one that was never reached
+proves nothing). Counts fade, so that a sequence that begins to copy, or stops, is soon believed; and they lean on a prior,
+so that one observation is not a certainty:
+
+    rate = (hits + WEIGHT * prior) / (seen + WEIGHT)        hits, seen: faded by KEEP with each observation
+
+A sequence's prior is the shared record of all sequences (kept by drafter, block length and context band), whose own prior
+is the table below.
+"""
+
+from collections.abc import Sequence
+
+from radiance_jax.spec.evidence import LEVELS, LOOKUP_LEVELS, NOTHING
+
+OWN_KEEP, OWN_WEIGHT = 0.95, 4.0  # a sequence: the last 20 observations, against a prior worth 4
+SHARED_KEEP, SHARED_WEIGHT = 0.998, 8.0  # everyone: the last 500, against a prior worth 8
+FIRST = (0.25, 0.5, 0.85, 0.6)  # before anything was seen: the first draft's rate, by level
+LATER = (0.7, 0.8, 0.95, 0.75)  # and that of a draft whose predecessors were right
+BANDS = (1024, 4096, 16384)  # tokens of context at which another shared record begins
+
+
+def band(length: int) -> int:
+    """In: 100, 1024, 99999    Out: 0, 1, 3"""
+    return sum(length >= edge for edge in BANDS)
+
+
+def prior(level: int, place: int) -> float:
+    return FIRST[level] if place == 0 else LATER[level]
+
+
+class Acceptance:
+    """Faded counts [LEVELS][places]; places beyond the last one count with the last."""
+
+    def __init__(self, places: int, keep: float, weight: float, behind: "Acceptance | None" = None):
+        """`behind`: where the prior comes from (None: the table of this file)."""
+        self.places, self._keep, self._weight, self._behind = places, keep, weight, behind
+        self._seen = [[0.0] * places for _ in range(LEVELS)]
+        self._hits = [[0.0] * places for _ in range(LEVELS)]
+
+    def add(self, level: int, place: int, right: bool) -> None:
+        """The draft at `place` was reached, and was the token drawn or was not; told to the shared record too."""
+        at = min(place, self.places - 1)
+        seen, hits = self._seen[level], self._hits[level]
+        seen[at] = seen[at] * self._keep + 1
+        hits[at] = hits[at] * self._keep + right
+        if self._behind is not None:
+            self._behind.add(level, place, right)
+
+    def add_verdict(self, level: int, drafted: int, accepted: int) -> None:
+        """All of one verified proposal."""
+        for place in range(min(accepted + 1, drafted)):
+            self.add(level, place, place < accepted)
+
+    def rate(self, level: int, place: int) -> float:
+        at = min(place, self.places - 1)
+        before = prior(level, place) if self._behind is None else self._behind.rate(level, place)
+        return (self._hits[level][at] + self._weight * before) / (self._seen[level][at] + self._weight)
+
+    def rates(self, level: int, count: int) -> list[float]:
+        return [self.rate(level, place) for place in range(count)]
+
+
+FLOW_PRIOR = (  # from nothing, or a level of lookup, to the same: text goes on as it was
+    (0.85, 0.12, 0.02, 0.01),
+    (0.70, 0.20, 0.08, 0.02),
+    (0.40, 0.15, 0.15, 0.30),
+    (0.15, 0.05, 0.05, 0.75))
+
+
+class Flow:
+    """How likely the next step meets each level of lookup, after the level of this one. Counted and faded as rates are."""
+
+    def __init__(self, keep: float, weight: float, behind: "Flow | None" = None):
+        self._keep, self._weight, self._behind = keep, weight, behind
+        self._count = [[0.0] * (LOOKUP_LEVELS + 1) for _ in range(LOOKUP_LEVELS + 1)]
+
+    def add(self, before: int, after: int) -> None:
+        """Levels of two steps on end (NOTHING: no proposal)."""
+        row = [x * self._keep for x in self._count[before - NOTHING]]
+        row[after - NOTHING] += 1
+        self._count[before - NOTHING] = row
+        if self._behind is not None:
+            self._behind.add(before, after)
+
+    def after(self, before: int) -> Sequence[float]:
+        """Chances of nothing and of each level of lookup; their sum is 1."""
+        expected = FLOW_PRIOR[before - NOTHING] if self._behind is None else self._behind.after(before)
+        row = self._count[before - NOTHING]
+        total = sum(row) + self._weight
+        return tuple((x + self._weight * p) / total for x, p in zip(row, expected, strict=True))
