@@ -36,7 +36,8 @@ class PolicyConfig(Config):
     traces: str | None = setting(str, None, "file of `bench speed --trace-out` (default: made-up answers)", BENCH)
     prices: str = setting(str, "auto", "seconds of steps: recorded (with the traces), or made up: "
                           + ", ".join(policy_traces.MADE_UP) + "; auto: recorded if there are any, else dear", BENCH)
-    policies: str = setting(str, "off,fixed:1,fixed:3,fixed,copies,adaptive", "policies by name; name:N caps one at N drafts", BENCH)
+    policies: str = setting(str, "off,fixed:1,fixed:3,fixed,copies,adaptive", "policies by name; name:N caps one at N drafts",
+                            BENCH)
     sequences: str = setting(str, "1,4", "answers under way at once", BENCH)
     depth: int = setting(int, 15, "most drafts of a proposal", BENCH, low=1, high=MAX_DRAFT_DEPTH)
     spec_ngram_max: int = setting(int, 4, "longest n-gram looked up", BENCH, low=1, high=32)
@@ -125,8 +126,8 @@ def _figures(outcomes: dict[str, Outcome]) -> dict[str, dict[str, Any]]:
     off = outcomes.get(OFF)
     constant = [each.rate for name, each in outcomes.items() if name.partition(":")[0] in (OFF, FIXED)]
     return {name: {
-        "tokens_per_s": each.rate, "tokens_per_step": each.tokens / each.steps, "drafted": each.drafted, "accepted": each.accepted,
-        "deferred": each.deferred, "depths": each.depths, "regret": each.regret,
+        "tokens_per_s": each.rate, "tokens_per_step": each.tokens / each.steps, "drafted": each.drafted,
+        "accepted": each.accepted, "deferred": each.deferred, "depths": each.depths, "regret": each.regret,
         "over_off": each.rate / off.rate if off else None,
         "over_best_constant": each.rate / max(constant) if constant else None} for name, each in outcomes.items()}
 
@@ -146,7 +147,8 @@ def show(cells: Sequence[dict[str, Any]]) -> None:
     if not console.is_terminal:
         console.width = 140
     console.print(table(f"Policies, prices: {cells[0]['prices']}", (
-        "set", "live", "policy", "tokens/s", "over off", "over best constant", "tokens/step", "accepted", "deferred", "regret"), rows))
+        "set", "live", "policy", "tokens/s", "over off", "over best constant", "tokens/step", "accepted", "deferred", "regret"),
+        rows))
 
 
 if __name__ == "__main__":

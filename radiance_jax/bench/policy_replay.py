@@ -85,7 +85,8 @@ def replay(traces: Sequence[Trace], prices: Prices, rules: Rules, *, live: int, 
             step = flying.popleft()
             _read(planner, step, out)
             running = [each for each in running if each.read < len(each.trace.answer)]
-    out.deferred, out.depths, out.regret = planner.counts.deferred, dict(sorted(planner.counts.chosen.items())), planner.counts.regret()
+    counts = planner.counts
+    out.deferred, out.depths, out.regret = counts.deferred, dict(sorted(counts.chosen.items())), counts.regret()
     return out
 
 

@@ -59,7 +59,8 @@ def read(path: str) -> tuple[list[Trace], Prices | None]:
                 traces.append(Trace(set=str(raw["set"]), id=str(raw["id"]), prompt=tuple(map(int, raw["prompt_ids"])),
                                     answer=tuple(map(int, raw["answer_ids"]))))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}, line {number}: not a trace of `bench speed --trace-out`: {error!r}", param="traces") from None
+            raise UserError(f"{path}, line {number}: not a trace of `bench speed --trace-out`: {error!r}",
+                            param="traces") from None
     if not traces or any(not each.prompt or not each.answer for each in traces):
         raise UserError(f"--traces {path} must hold requests with prompt_ids and answer_ids", param="traces")
     return traces, prices

@@ -271,6 +271,13 @@ class Engine:
         stats.draft_regret, stats.draft_rate = counts.regret(), counts.rate()
         stats.constant_depth_rate = counts.constant_rates()
 
+    def prices(self) -> dict[str, Any]:
+        """What steps cost, as measured: seconds by rows charged, the row count each count is filed under, and whether rows
+        are paid when planned (else when live)."""
+        cost = self._planner.cost
+        return {"seconds": {str(rows): seconds for rows, seconds in cost.measured().items()}, "charge": list(cost.charge),
+                "as_planned": self._planner.rules.as_planned}
+
     def info(self) -> dict[str, Any]:
         """Facts a benchmark records beside its figures."""
         return {"model": self.model_name, "mesh": self.config.mesh, "capacity": self.capacity}

@@ -59,9 +59,12 @@ class Track:
 
 @dataclass
 class Counts:
-    """What the policy did, for metrics. `constant[d]`: tokens and priced seconds had every step, from the same
-    anchors, drafted d deep; `own`: as it was drafted. `chosen`: depth allowed -> sequence steps. `reached[j]`: drafts at place j that were
-    verified and whose predecessors were right."""
+    """What the policy did, for metrics.
+
+    `constant[d]`: tokens and priced seconds had every step, from the same anchors, drafted d deep; `own`: as it was
+    drafted. `chosen`: depth allowed -> sequence steps. `reached[j]`: drafts at place j that were verified and whose
+    predecessors were right.
+    """
 
     deferred: int = 0
     chosen: dict[int, int] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from radiance_jax.server.app import ROUTES
 from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment")]
+PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "policy")]
 
 
 def text(name: str) -> str:
@@ -23,7 +23,8 @@ def test_the_page_of_flags_is_up_to_date():
 
 def sample_names() -> set[str]:
     """Every metric's name as a dashboard writes it: counters with _total, histograms without a suffix."""
-    stats = EngineStats(accepted_per_position=[1], depth={1: 1}, step_seconds={4: (1, 0.1)}, finished={"stop": 1})
+    stats = EngineStats(accepted_per_position=[1], reached_per_position=[1], depth={1: 1}, chosen_depth={1: 1},
+                        constant_depth_rate={1: 1.0}, step_seconds={4: (1, 0.1)}, finished={"stop": 1})
     lines = metrics.render(lambda: stats, "m").decode().splitlines()
     names = {line.split("{")[0] for line in lines if not line.startswith("#")}
     return {re.sub("_(bucket|sum|count)$", "", name) for name in names}

@@ -147,7 +147,7 @@ class MockDevice:
 
 
 class Words:
-    special_ids = frozenset()
+    special_ids, byte_level = frozenset(), True
 
     def decode(self, ids, skip_special_tokens=True) -> str:
         return ""
