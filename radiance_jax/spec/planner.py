@@ -8,14 +8,14 @@ agreement. Decisions are functions of what was told to it, in order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from radiance_jax.spec.cost import CostTable
-from radiance_jax.spec.evidence import LOOKUP_LEVELS, NOTHING, Depths
+from radiance_jax.spec.evidence import LOOKUP_LEVELS, NEURAL, NOTHING, Depths
 from radiance_jax.spec.policies import Policy, adaptive
 from radiance_jax.spec.record import OWN_KEEP, OWN_WEIGHT, SHARED_KEEP, SHARED_WEIGHT, Acceptance, Flow, band
 from radiance_jax.spec.shadow import Shadow
-from radiance_jax.spec.window import Bid, products, runner_up
+from radiance_jax.spec.window import Bid, products, runner_up, worth
 
 PROBE_EVERY = 256  # decode steps between looks at the second best depths
 PROBE_NEW = 16  # the same, where those would run steps that were never measured
@@ -26,12 +26,14 @@ NEVER = 2**31
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """What the settings say. `depth`: K. `p_min`: the least acceptance rate of a draft worth its row. `short_from`: decoding
-    sequences from which drafts are cut to a short block. `as_planned`: rows are paid when planned, found or not."""
+    sequences from which drafts are cut to a short block. `as_planned`: rows are paid when planned, found or not. `neural`:
+    a neural drafter proposes wherever lookup's proposal is left alone."""
 
     depth: int
     longest: int
     shortest: int
     as_planned: bool
+    neural: bool = False
     p_min: float = 0.0
     short_from: int = NEVER
     policy: Policy = adaptive
@@ -53,6 +55,7 @@ class Track:
     shadow: Shadow
     acceptance: Acceptance
     flow: Flow
+    neural: dict[int, Acceptance] = field(default_factory=dict)  # by block length: a shorter block is another input
     level: int = NOTHING  # of the step read last; `shadow.level` is that of the step after it
     last: Depths | None = None
 
@@ -101,13 +104,16 @@ class Short:
 
 class Planner:
     def __init__(self, rules: Rules, cost: CostTable):
+        """`cost` prices steps in which no neural drafter runs; those in which one does are filed apart."""
         self.rules, self.cost, self.counts = rules, cost, Counts()
+        self.drafting_cost = CostTable(cost.charge)
         self.counts.constant = [[0.0, 0.0] for _ in range(rules.depth + 1)]
         self._tracks: dict[int, Track] = {}
-        self._shared: dict[int, Acceptance] = {}
+        self._shared: dict[tuple[int, int], Acceptance] = {}
         self._flow = Flow(SHARED_KEEP, SHARED_WEIGHT)
         self._short = Short(rules.short_from)
         self._rows: list[tuple[int, int, int, int]] = []  # of the step being read: found, cap, allowed, drafted
+        self._drafter_ran = False  # in it
         self._since_probe, self._probed = 0, -1
 
     # ---- what was read ----
@@ -123,12 +129,17 @@ class Planner:
         for token in tokens[len(track.shadow.tokens):]:
             track.shadow.push(token, track.acceptance.add)
 
-    def verified(self, key: int, tokens: Sequence[int], allowed: Depths, cap: int, drafted: int, accepted: int) -> bool:
+    def verified(self, key: int, tokens: Sequence[int], allowed: Depths, cap: int, drafted: int, accepted: int,
+                 neural: bool = False) -> bool:
         """A decode step of a sequence was read: `allowed` were the depths sent, at most `cap`; `tokens` are all of the
-        sequence's. Returns whether a proposal was deferred: found, and left alone though the request would have had it."""
+        sequence's; `neural`: who drafted. Returns whether a proposal was deferred: found, and left alone though the request
+        would have had it."""
         track = self._track(key, len(tokens))
         shadow, counts = track.shadow, self.counts
         level, found = shadow.level, min(shadow.count, cap)
+        if neural and drafted:
+            self._neural(track, len(tokens), self._block(allowed)).add_verdict(NEURAL, drafted, accepted)
+        self._drafter_ran |= self.rules.neural and allowed[NEURAL] > 0
         self._flow_on(track, level if found else NOTHING)
         shadow.anchor()
         self.drawn(key, tokens)
@@ -153,12 +164,13 @@ class Planner:
     def stepped(self, rows: int, seconds: float, prompts: int) -> None:
         """The whole step was read: it was paid for `rows` rows, `prompts` of them of prompts. Steps that only decode
         are filed; the others are cheaper by the draws that prompts do not need."""
-        steps, self._rows = self._rows, []
+        steps, self._rows, ran, self._drafter_ran = self._rows, [], self._drafter_ran, False
         if not steps:
             return
+        cost = self.drafting_cost if ran else self.cost
         if not prompts:
-            self.cost.observe(rows, seconds)
-        curve = self.cost.curve(prompts + sum(1 + cap for _, cap, _, _ in steps))
+            cost.observe(rows, seconds)
+        curve = cost.curve(prompts + sum(1 + cap for _, cap, _, _ in steps))
         planned = self.rules.as_planned
         self.counts.own[1] += curve[prompts + sum(1 + (allowed if planned else drafted) for _, _, allowed, drafted in steps)]
         for depth, constant in enumerate(self.counts.constant):
@@ -180,19 +192,40 @@ class Planner:
         bids = [self._bid(want, SHORT_BLOCK - 1 if short else self.rules.depth) for want in wants]
         curve = self.cost.curve(prompts + sum(1 + max(bid.caps) for bid in bids) + 1)
         plan = self.rules.policy(bids, curve, prompts, self.rules.as_planned)
+        if self.rules.neural:
+            bids, curve, plan = self._with_or_without(bids, curve, plan, prompts)
         for want, depths in zip(wants, plan, strict=True):
             self._tracks[want.key].last = depths
         return self._probe(wants, bids, plan, curve, prompts)
 
+    def _with_or_without(self, bids: list[Bid], curve, plan: list[Depths], prompts: int) -> tuple[list[Bid], object, list[Depths]]:
+        """Running the drafter at all costs a step its pass: the better of a plan without it, at the price of a step without,
+        and one with it, at the price of a step with. Until such steps were measured they count as costing the same."""
+        dear = self.drafting_cost.curve(len(curve) - 1) if self.drafting_cost.measured() else curve
+        ways = [([replace(bid, gains=(*bid.gains[:NEURAL], ())) for bid in bids], curve), (bids, dear)]
+        plans = [self.rules.policy(*way, prompts, self.rules.as_planned) for way in ways]
+        rates = [worth(*way[:1], made, way[1], prompts, self.rules.as_planned) for way, made in zip(ways, plans, strict=True)]
+        best = int(rates[1] > rates[0] or any(bid.fixed for bid in bids))
+        return (*ways[best], plans[best])
+
     def _bid(self, want: Want, depth: int) -> Bid:
         track = self._track(want.key, 0)
         cap = min(want.cap, depth)
-        gains = []
-        for level in range(LOOKUP_LEVELS):
-            rates = track.acceptance.rates(level, cap)
-            kept = next((place for place, rate in enumerate(rates) if rate < self.rules.p_min), cap)
-            gains.append(products(rates[:kept]))
-        return Bid(chance=tuple(track.flow.after(track.shadow.level))[1:], gains=tuple(gains), fixed=want.fixed, last=track.last)
+        gains = [self._gains(track.acceptance, level, cap) for level in range(LOOKUP_LEVELS)]
+        chance = [*track.flow.after(track.shadow.level)][1:]
+        if self.rules.neural:
+            own = self._gains(self._neural(track, len(track.shadow.tokens), depth), NEURAL, cap)
+            for level in range(LOOKUP_LEVELS):
+                if sum(gains[level]) <= sum(own):  # this sequence is better drafted than copied, on such evidence
+                    gains[level], chance[level] = (), 0.0
+            gains, chance = [*gains, own], [*chance, 1 - sum(chance)]
+        else:
+            gains, chance = [*gains, ()], [*chance, 0.0]
+        return Bid(chance=tuple(chance), gains=tuple(gains), fixed=want.fixed, last=track.last)
+
+    def _gains(self, record: Acceptance, level: int, cap: int) -> tuple[float, ...]:
+        rates = record.rates(level, cap)
+        return products(rates[:next((place for place, rate in enumerate(rates) if rate < self.rules.p_min), cap)])
 
     def _probe(self, wants: Sequence[Want], bids: Sequence[Bid], plan: list[Depths], curve, prompts: int) -> list[Depths]:
         """Once in a while one sequence takes its second best depths, until it has met a proposal: so the table knows what
@@ -219,10 +252,23 @@ class Planner:
             plan[at] = other
         return plan
 
+    def _block(self, allowed: Depths) -> int:
+        """The drafter's block of a step in which so much was allowed."""
+        return SHORT_BLOCK - 1 if self._short.on and allowed[NEURAL] < SHORT_BLOCK else self.rules.depth
+
+    def _record(self, length: int, block: int) -> Acceptance:
+        """Everyone's, for a context of this length."""
+        return self._shared.setdefault((band(length), block), Acceptance(self.rules.depth or 1, SHARED_KEEP, SHARED_WEIGHT))
+
+    def _neural(self, track: Track, length: int, block: int) -> Acceptance:
+        if block not in track.neural:
+            track.neural[block] = Acceptance(self.rules.depth or 1, OWN_KEEP, OWN_WEIGHT, self._record(length, block))
+        return track.neural[block]
+
     def _track(self, key: int, length: int) -> Track:
         track = self._tracks.get(key)
         if track is None:
-            shared = self._shared.setdefault(band(length), Acceptance(self.rules.depth or 1, SHARED_KEEP, SHARED_WEIGHT))
+            shared = self._record(length, self.rules.depth)
             track = self._tracks[key] = Track(
                 shadow=Shadow(longest=self.rules.longest, shortest=self.rules.shortest, window=self.rules.depth),
                 acceptance=Acceptance(self.rules.depth or 1, OWN_KEEP, OWN_WEIGHT, shared),

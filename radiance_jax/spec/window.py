@@ -63,6 +63,13 @@ def products(rates: Sequence[float]) -> tuple[float, ...]:
     return tuple(out)
 
 
+def worth(bids: Sequence[Bid], plan: Sequence[Depths], curve: np.ndarray, prompts: int, as_planned: bool) -> float:
+    """Tokens a second that a plan is expected to make."""
+    if as_planned:
+        return _tokens(bids, plan) / float(curve[prompts + sum(1 + max(depths, default=0) for depths in plan)])
+    return speed(bids, plan, curve[prompts:])
+
+
 # ---- rows that are planned are paid -----------------------------------------------------------------------------
 
 
