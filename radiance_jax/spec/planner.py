@@ -8,9 +8,13 @@ agreement. Decisions are functions of what was told to it, in order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import numpy as np
+
+from radiance_jax.spec import short
 from radiance_jax.spec.cost import CostTable
+from radiance_jax.spec.counts import Counts
 from radiance_jax.spec.evidence import LOOKUP_LEVELS, NEURAL, NOTHING, Depths
 from radiance_jax.spec.policies import Policy, adaptive
 from radiance_jax.spec.record import OWN_KEEP, OWN_WEIGHT, SHARED_KEEP, SHARED_WEIGHT, Acceptance, Flow, band
@@ -19,7 +23,7 @@ from radiance_jax.spec.window import Bid, products, runner_up, worth
 
 PROBE_EVERY = 256  # decode steps between looks at the second best depths
 PROBE_NEW = 16  # the same, where those would run steps that were never measured
-SHORT_BLOCK = 4  # rows of a short block: the anchor and 3 drafts
+REFRESH = 16  # plans after which a sequence's gains are worked out again, if nothing new was seen of itself
 NEVER = 2**31
 
 
@@ -58,48 +62,10 @@ class Track:
     neural: dict[int, Acceptance] = field(default_factory=dict)  # by block length: a shorter block is another input
     level: int = NOTHING  # of the step read last; `shadow.level` is that of the step after it
     last: Depths | None = None
+    gains: tuple[tuple, list[tuple[float, ...]]] | None = None  # of lookup, and what they were worked out from
 
 
-@dataclass
-class Counts:
-    """What the policy did, for metrics.
-
-    `constant[d]`: tokens and priced seconds had every step, from the same anchors, drafted d deep; `own`: as it was
-    drafted. `chosen`: depth allowed -> sequence steps. `reached[j]`: drafts at place j that were verified and whose
-    predecessors were right.
-    """
-
-    deferred: int = 0
-    chosen: dict[int, int] = field(default_factory=dict)
-    reached: list[int] = field(default_factory=list)
-    own: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    constant: list[list[float]] = field(default_factory=list)
-    probes: int = 0
-
-    def rate(self) -> float:
-        """Tokens a priced second of decoding, as drafted; 0 before anything was."""
-        return self.own[0] / self.own[1] if self.own[1] else 0.0
-
-    def constant_rates(self) -> dict[int, float]:
-        return {depth: tokens / seconds for depth, (tokens, seconds) in enumerate(self.constant) if seconds}
-
-    def regret(self) -> float:
-        """By how much the best constant depth would have been faster, as a share; 0 if it would not."""
-        best = max(self.constant_rates().values(), default=0.0)
-        return max(best / self.rate() - 1, 0.0) if self.rate() else 0.0
-
-
-class Short:
-    """Whether the short block is in force: from `start` decoding sequences on, until fewer than start - 2 are left (for a
-    small start: until at most max(1, start - 2))."""
-
-    def __init__(self, start: int):
-        self.start, self.on = start, False
-
-    def update(self, decoding: int) -> bool:
-        stop = self.start - 3 if self.start > 3 else max(1, self.start - 2)
-        self.on = decoding >= self.start or (self.on and decoding > stop)
-        return self.on
+Way = tuple[list[Bid], np.ndarray, list[Depths]]  # bids, prices, and the plan made of them
 
 
 class Planner:
@@ -111,10 +77,10 @@ class Planner:
         self._tracks: dict[int, Track] = {}
         self._shared: dict[tuple[int, int], Acceptance] = {}
         self._flow = Flow(SHARED_KEEP, SHARED_WEIGHT)
-        self._short = Short(rules.short_from)
+        self._short = short.Short(rules.short_from)
         self._rows: list[tuple[int, int, int, int]] = []  # of the step being read: found, cap, allowed, drafted
         self._drafter_ran = False  # in it
-        self._since_probe, self._probed = 0, -1
+        self._since_probe, self._probed, self._plans = 0, -1, 0
 
     # ---- what was read ----
 
@@ -126,6 +92,7 @@ class Planner:
     def drawn(self, key: int, tokens: Sequence[int]) -> None:
         """Tokens were drawn; `tokens` are all of the sequence's."""
         track = self._track(key, len(tokens))
+        track.acceptance.behind = self._record(len(tokens), self.rules.depth)
         for token in tokens[len(track.shadow.tokens):]:
             track.shadow.push(token, track.acceptance.add)
 
@@ -188,32 +155,35 @@ class Planner:
         """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it."""
         if not wants:
             return []
-        short = self._short.update(len(wants))
-        bids = [self._bid(want, SHORT_BLOCK - 1 if short else self.rules.depth) for want in wants]
-        curve = self.cost.curve(prompts + sum(1 + max(bid.caps) for bid in bids) + 1)
+        self._plans += 1
+        most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
+        rows = prompts + sum(1 + min(want.cap, most) for want in wants) + 1
+        bids, curve = [self._bid(want, most) for want in wants], self.cost.curve(rows)
         plan = self.rules.policy(bids, curve, prompts, self.rules.as_planned)
         if self.rules.neural:
-            bids, curve, plan = self._with_or_without(bids, curve, plan, prompts)
+            bids, curve, plan = self._with_drafter(wants, most, rows, (bids, curve, plan), prompts)
         for want, depths in zip(wants, plan, strict=True):
             self._tracks[want.key].last = depths
         return self._probe(wants, bids, plan, curve, prompts)
 
-    def _with_or_without(self, bids: list[Bid], curve, plan: list[Depths], prompts: int) -> tuple[list[Bid], object, list[Depths]]:
-        """Running the drafter at all costs a step its pass: the better of a plan without it, at the price of a step without,
-        and one with it, at the price of a step with. Until such steps were measured they count as costing the same."""
-        dear = self.drafting_cost.curve(len(curve) - 1) if self.drafting_cost.measured() else curve
-        ways = [([replace(bid, gains=(*bid.gains[:NEURAL], ())) for bid in bids], curve), (bids, dear)]
-        plans = [self.rules.policy(*way, prompts, self.rules.as_planned) for way in ways]
-        rates = [worth(*way[:1], made, way[1], prompts, self.rules.as_planned) for way, made in zip(ways, plans, strict=True)]
-        best = int(rates[1] > rates[0] or any(bid.fixed for bid in bids))
-        return (*ways[best], plans[best])
+    def _with_drafter(self, wants: Sequence[Want], most: int, rows: int, without: Way, prompts: int) -> Way:
+        """Running the drafter at all costs a step its pass: the better of the plan without it, at the price of steps without,
+        and one with it, at the price of steps with. Until such steps were measured they count as costing the same."""
+        bids = [self._bid(want, most, neural=True) for want in wants]
+        curve = self.drafting_cost.curve(rows) if self.drafting_cost.measured() else without[1]
+        with_ = bids, curve, self.rules.policy(bids, curve, prompts, self.rules.as_planned)
+        gains, stays = (worth(bids, plan, curve, prompts, self.rules.as_planned) for bids, curve, plan in (with_, without))
+        return with_ if gains > stays or any(want.fixed for want in wants) else without
 
-    def _bid(self, want: Want, depth: int) -> Bid:
+    def _bid(self, want: Want, depth: int, neural: bool = False) -> Bid:
         track = self._track(want.key, 0)
         cap = min(want.cap, depth)
-        gains = [self._gains(track.acceptance, level, cap) for level in range(LOOKUP_LEVELS)]
+        source = (cap, self.rules.p_min, track.acceptance.version, self._plans // REFRESH)
+        if track.gains is None or track.gains[0] != source:
+            track.gains = source, [self._gains(track.acceptance, level, cap) for level in range(LOOKUP_LEVELS)]
+        gains = list(track.gains[1])
         chance = [*track.flow.after(track.shadow.level)][1:]
-        if self.rules.neural:
+        if neural:
             own = self._gains(self._neural(track, len(track.shadow.tokens), depth), NEURAL, cap)
             for level in range(LOOKUP_LEVELS):
                 if sum(gains[level]) <= sum(own):  # this sequence is better drafted than copied, on such evidence
@@ -227,7 +197,8 @@ class Planner:
         rates = record.rates(level, cap)
         return products(rates[:next((place for place, rate in enumerate(rates) if rate < self.rules.p_min), cap)])
 
-    def _probe(self, wants: Sequence[Want], bids: Sequence[Bid], plan: list[Depths], curve, prompts: int) -> list[Depths]:
+    def _probe(self, wants: Sequence[Want], bids: Sequence[Bid], plan: list[Depths], curve: np.ndarray,
+               prompts: int) -> list[Depths]:
         """Once in a while one sequence takes its second best depths, until it has met a proposal: so the table knows what
         steps cost now that are not taken otherwise."""
         self._since_probe += 1
@@ -254,7 +225,7 @@ class Planner:
 
     def _block(self, allowed: Depths) -> int:
         """The drafter's block of a step in which so much was allowed."""
-        return SHORT_BLOCK - 1 if self._short.on and allowed[NEURAL] < SHORT_BLOCK else self.rules.depth
+        return short.ROWS - 1 if self._short.on and allowed[NEURAL] < short.ROWS else self.rules.depth
 
     def _record(self, length: int, block: int) -> Acceptance:
         """Everyone's, for a context of this length."""

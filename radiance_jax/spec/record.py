@@ -35,10 +35,12 @@ class Acceptance:
     """Faded counts [LEVELS][places]; places beyond the last one count with the last."""
 
     def __init__(self, places: int, keep: float, weight: float, behind: "Acceptance | None" = None):
-        """`behind`: where the prior comes from (None: the table of this file)."""
-        self.places, self._keep, self._weight, self._behind = places, keep, weight, behind
+        """`behind`: where the prior comes from, and who hears of everything (None: the table of this file)."""
+        self.places, self._keep, self._weight, self.behind = places, keep, weight, behind
         self._seen = [[0.0] * places for _ in range(LEVELS)]
         self._hits = [[0.0] * places for _ in range(LEVELS)]
+        self.version = 0  # grows with every observation of its own
+        self._known: dict[int, list[float]] = {}  # rates by level, where nobody is behind
 
     def add(self, level: int, place: int, right: bool) -> None:
         """The draft at `place` was reached, and was the token drawn or was not; told to the shared record too."""
@@ -46,8 +48,10 @@ class Acceptance:
         seen, hits = self._seen[level], self._hits[level]
         seen[at] = seen[at] * self._keep + 1
         hits[at] = hits[at] * self._keep + right
-        if self._behind is not None:
-            self._behind.add(level, place, right)
+        self._known.pop(level, None)
+        self.version += 1
+        if self.behind is not None:
+            self.behind.add(level, place, right)
 
     def add_verdict(self, level: int, drafted: int, accepted: int) -> None:
         """All of one verified proposal."""
@@ -55,12 +59,20 @@ class Acceptance:
             self.add(level, place, place < accepted)
 
     def rate(self, level: int, place: int) -> float:
-        at = min(place, self.places - 1)
-        before = prior(level, place) if self._behind is None else self._behind.rate(level, place)
-        return (self._hits[level][at] + self._weight * before) / (self._seen[level][at] + self._weight)
+        return self.rates(level, place + 1)[place]
 
     def rates(self, level: int, count: int) -> list[float]:
-        return [self.rate(level, place) for place in range(count)]
+        """Of the first `count` places."""
+        known = self._known.get(level, [])
+        if len(known) >= count > 0:
+            return known[:count]
+        before = [prior(level, place) for place in range(count)] if self.behind is None else self.behind.rates(level, count)
+        hits, seen, weight = self._hits[level], self._seen[level], self._weight
+        rates = [(h + weight * p) / (s + weight) for h, s, p in zip(hits, seen, before, strict=False)]
+        rates += [(hits[-1] + weight * p) / (seen[-1] + weight) for p in before[len(rates):]]
+        if self.behind is None:
+            self._known[level] = rates
+        return rates
 
 
 FLOW_PRIOR = (  # from nothing, or a level of lookup, to the same: text goes on as it was
@@ -76,18 +88,25 @@ class Flow:
     def __init__(self, keep: float, weight: float, behind: "Flow | None" = None):
         self._keep, self._weight, self._behind = keep, weight, behind
         self._count = [[0.0] * (LOOKUP_LEVELS + 1) for _ in range(LOOKUP_LEVELS + 1)]
+        self._known: dict[int, tuple[float, ...]] = {}  # where nobody is behind
 
     def add(self, before: int, after: int) -> None:
         """Levels of two steps on end (NOTHING: no proposal)."""
         row = [x * self._keep for x in self._count[before - NOTHING]]
         row[after - NOTHING] += 1
         self._count[before - NOTHING] = row
+        self._known.pop(before, None)
         if self._behind is not None:
             self._behind.add(before, after)
 
     def after(self, before: int) -> Sequence[float]:
         """Chances of nothing and of each level of lookup; their sum is 1."""
+        if before in self._known:
+            return self._known[before]
         expected = FLOW_PRIOR[before - NOTHING] if self._behind is None else self._behind.after(before)
-        row = self._count[before - NOTHING]
-        total = sum(row) + self._weight
-        return tuple((x + self._weight * p) / total for x, p in zip(row, expected, strict=True))
+        row, weight = self._count[before - NOTHING], self._weight
+        total = sum(row) + weight
+        chances = tuple([(x + weight * p) / total for x, p in zip(row, expected, strict=True)])
+        if self._behind is None:
+            self._known[before] = chances
+        return chances

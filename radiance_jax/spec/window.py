@@ -79,32 +79,37 @@ def planned(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: fl
 
     A depth is one for all levels: the row is paid whatever is found.
     """
-    depths = [max(bid.caps, default=0) if bid.fixed else 0 for bid in bids]
-    tokens = float(len(bids)) + sum(sum(_mean_gains(bid)) for bid in bids if bid.fixed)
-    offers = sorted((-gain, place, i) for i, bid in enumerate(bids) if not bid.fixed
-                    for place, gain in enumerate(_mean_gains(bid)) if gain > 0)
+    gains = list(map(_mean_gains, bids))
+    depths = [len(mean) if bid.fixed else 0 for bid, mean in zip(bids, gains, strict=True)]
+    tokens = float(len(bids)) + sum(sum(mean) for bid, mean in zip(bids, gains, strict=True) if bid.fixed)
+    offers = [(-gain, place, i) for i, (bid, mean) in enumerate(zip(bids, gains, strict=True)) if not bid.fixed
+              for place, gain in enumerate(mean) if gain > 0]
+    offers.sort()
     rows = len(bids) + sum(depths) + prompts
-    best, taken = tokens / curve[rows], 0
+    price = curve[:rows + len(offers) + 1].tolist()
+    best, taken = tokens / price[rows], 0
     reached = tokens
     for number, (loss, _, _) in enumerate(offers, start=1):
         reached -= loss
-        rate = reached / curve[rows + number]
+        rate = reached / price[rows + number]
         if rate > best:
             best, taken = rate, number
     for _, _, i in offers[:taken]:
         depths[i] += 1
     last = [max(bid.last_or_none(), default=0) for bid in bids]
-    stay = len(bids) + sum(sum(_mean_gains(bid)[:depth]) for bid, depth in zip(bids, last, strict=True))
-    price = curve[len(bids) + sum(last) + prompts]
-    if best * price < stay * (1 + margin):  # tokens that the better plan would make in the time of the last one
+    stay = len(bids) + sum(sum(mean[:depth]) for mean, depth in zip(gains, last, strict=True))
+    if best * curve[len(bids) + sum(last) + prompts] < stay * (1 + margin):  # tokens that the better plan would make in the time of the last one
         depths = last
     return [tuple(min(depth, cap) for cap in bid.caps) for bid, depth in zip(bids, depths, strict=True)]
 
 
 def _mean_gains(bid: Bid) -> list[float]:
     """By place, over the levels that may come."""
-    return [sum(chance * gains[place] for chance, gains in zip(bid.chance, bid.gains, strict=True) if place < len(gains))
-            for place in range(max(bid.caps, default=0))]
+    means = [0.0] * max(map(len, bid.gains), default=0)
+    for chance, gains in zip(bid.chance, bid.gains, strict=True):
+        for place, gain in enumerate(gains):
+            means[place] += chance * gain
+    return means
 
 
 # ---- rows that are live are paid --------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from radiance_jax.spec.cost import CostTable
 from radiance_jax.spec.evidence import LEVELS, NEURAL
-from radiance_jax.spec.planner import PROBE_EVERY, SHORT_BLOCK, Planner, Rules, Short, Want
+from radiance_jax.spec.planner import PROBE_EVERY, Planner, Rules, Want
+from radiance_jax.spec.short import ROWS, Short
 
 RULES = Rules(depth=7, longest=4, shortest=2, as_planned=False)
 
@@ -42,7 +43,7 @@ def test_the_short_block_is_on_at_its_start_and_off_when_alone(start, counts):
 def test_a_crowd_is_given_the_short_block():
     one = planner(replace(RULES, short_from=3))
     few, many = ([Want(key, 7, fixed=True) for key in range(count)] for count in (2, 3))
-    assert {max(depths) for depths in one.plan(few)} == {7} and {max(depths) for depths in one.plan(many)} == {SHORT_BLOCK - 1}
+    assert {max(depths) for depths in one.plan(few)} == {7} and {max(depths) for depths in one.plan(many)} == {ROWS - 1}
 
 
 def run_text(one: Planner, key: int, tokens: list[int], start: int) -> None:
@@ -106,8 +107,8 @@ def test_verdicts_of_a_short_block_are_kept_apart():
     one.plan([Want(0, 7), Want(1, 7)])
     one.verified(0, [], (0, 0, 0, 3), 7, 3, 0, neural=True)
     track = one._track(0, 0)
-    assert set(track.neural) == {SHORT_BLOCK - 1} | ({7} & set(track.neural))
-    assert one._neural(track, 0, SHORT_BLOCK - 1).rate(NEURAL, 0) < one._neural(track, 0, 7).rate(NEURAL, 0)
+    assert set(track.neural) == {ROWS - 1} | ({7} & set(track.neural))
+    assert one._neural(track, 0, ROWS - 1).rate(NEURAL, 0) < one._neural(track, 0, 7).rate(NEURAL, 0)
 
 
 def test_a_probe_comes_rarely_and_ends_with_a_draft():
@@ -128,3 +129,12 @@ def test_sequences_without_drafts_cost_rows_and_take_none():
     assert not one.verified(0, [], (0,) * LEVELS, 0, 0, 0)
     one.forget(0)
     one.forget(0)
+
+
+def test_the_record_behind_is_that_of_the_context_band():
+    one = planner()
+    one.read(0, [1] * 64)
+    one.drawn(0, [1] * 1000)
+    near = one._track(0, 0).acceptance.behind
+    one.drawn(0, [1] * 1100)
+    assert one._track(0, 0).acceptance.behind is not near
