@@ -16,9 +16,10 @@ from radiance_jax.spec.evidence import LEVELS, LOOKUP_LEVELS, NOTHING
 
 OWN_KEEP, OWN_WEIGHT = 0.95, 4.0  # a sequence: the last 20 observations, against a prior worth 4
 SHARED_KEEP, SHARED_WEIGHT = 0.998, 8.0  # everyone: the last 500, against a prior worth 8
-# Before anything was seen, by level: what lookup came to in answers of the default model, rounded down; a guess for neural.
-FIRST = (0.5, 0.65, 0.85, 0.6)  # the rate of the first draft
-LATER = (0.7, 0.8, 0.9, 0.75)  # that of a draft whose predecessors were right
+# Before anything was seen, by level. Low for lookup, which is judged whether it is verified or not: too low is learnt for
+# nothing, too high is paid for. A neural drafter is judged only by verifying it, so it starts with a fair guess.
+FIRST = (0.3, 0.5, 0.8, 0.6)  # the rate of the first draft
+LATER = (0.6, 0.7, 0.9, 0.75)  # that of a draft whose predecessors were right
 BANDS = (1024, 4096, 16384)  # tokens of context at which another shared record begins
 
 
@@ -76,10 +77,10 @@ class Acceptance:
 
 
 FLOW_PRIOR = (  # from nothing, or a level of lookup, to the same: text goes on as it was
-    (0.81, 0.17, 0.01, 0.01),
-    (0.40, 0.37, 0.20, 0.03),
-    (0.30, 0.10, 0.45, 0.15),
-    (0.12, 0.04, 0.06, 0.78))
+    (0.90, 0.08, 0.01, 0.01),
+    (0.55, 0.30, 0.12, 0.03),
+    (0.40, 0.10, 0.38, 0.12),
+    (0.15, 0.05, 0.06, 0.74))
 
 
 class Flow:

@@ -87,12 +87,12 @@ def planned(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: fl
     offers.sort()
     rows = len(bids) + sum(depths) + prompts
     price = curve[:rows + len(offers) + 1].tolist()
-    best, taken = tokens / price[rows], 0
-    reached = tokens
+    best, taken, reached = tokens / price[rows], 0, tokens
+    least = best * (1 + 2 * margin)  # of a plan that costs more than none: of many guesses the best is guessed too high
     for number, (loss, _, _) in enumerate(offers, start=1):
         reached -= loss
         rate = reached / price[rows + number]
-        if rate > best:
+        if rate > best and (rate >= least or price[rows + number] == price[rows]):
             best, taken = rate, number
     for _, _, i in offers[:taken]:
         depths[i] += 1
