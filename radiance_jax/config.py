@@ -67,6 +67,16 @@ class EngineConfig(Config):
     spec_ngram_max: int = setting(int, 4, "longest n-gram looked up", SPEC, low=1, high=32)
     spec_ngram_min: int = setting(int, 2, "shortest n-gram looked up", SPEC, low=1, high=32)
 
+    draft_window: Literal["fixed", "adaptive"] = setting(
+        str, "adaptive", "fixed: always draft as many tokens as may be; adaptive: as many as gain time, none if none does", SPEC,
+        choices=("fixed", "adaptive"))
+    draft_p_min: float | Literal["auto"] = setting(
+        float, "auto", "cut a draft at the first token whose chance of acceptance is below this; auto: 0, adaptive prices "
+        "each token", SPEC, low=0.0, high=1.0, word="auto")
+    draft_short_from: int | Literal["auto", "off"] = setting(
+        int, "auto", "decoding sequences from which drafts are cut to a short block; auto: off for prompt lookup", SPEC, low=1,
+        word="auto|off")
+
     cache_dir: str | None = setting(
         str, None, "folder of converted models and compiled programs (default: $RADIANCE_CACHE, else "
         "$XDG_CACHE_HOME/radiance_jax, else ~/.cache/radiance_jax)", START)

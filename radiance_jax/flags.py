@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 def _reader(rule: Setting, name: str) -> Any:
     """Text of a flag to a value; ranges are checked later, by the dataclass."""
     def read(text: str) -> Any:
-        if rule.type is str or text == rule.word:
+        if rule.type is str or text in rule.words:
             return text
         try:
             return rule.type(text)

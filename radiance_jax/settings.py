@@ -12,7 +12,7 @@ SERVER, PROMPT, SAMPLING = "server", "prompt", "sampling"
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a field may hold. `word` is a value allowed beside the type, as in `auto` or a number."""
+    """What a field may hold. `word` is a value allowed beside the type, as in `auto` or a number; several: "auto|off"."""
 
     type: type
     help: str
@@ -35,7 +35,11 @@ class Setting:
             text += f" from {self.low:g} to {self.high:g}"
         elif self.low is not None:
             text += f", at least {self.low:g}"
-        return f"{text}, or {self.word!r}" if self.word else text
+        return text + "".join(f", or {word!r}" for word in self.words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.word.split("|")) if self.word else ()
 
     def one(self, value: Any) -> Any:
         """The checked value, or `MISSING` where it breaks the rule."""
@@ -44,7 +48,9 @@ class Setting:
                 value = "on" if value else "off"
             value = (self.synonyms or {}).get(value, value) if isinstance(value, str) else value
             return value if value in self.choices else MISSING
-        if self.word is not None and value == self.word:
+        if value is False and "off" in self.words:  # YAML reads a bare off as a boolean
+            return "off"
+        if isinstance(value, str) and value in self.words:
             return value
         if self.type is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)

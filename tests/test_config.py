@@ -76,6 +76,9 @@ def test_vllm_spelling_of_speculation():
     (["--kv-cache-dtype", "bf16", "--dtype", "f32"], "kv_cache_dtype must be auto or f32"),
     (["--kv-cache-dtype", "f32"], "answers would change"), (["--enable-prefix-caching"], "keeps no key/value pages"),
     (["--chat-template", ""], "chat_template must be"),
+    (["--draft-window", "wide"], "one of fixed, adaptive"), (["--draft-p-min", "1.5"], "from 0 to 1, or 'auto'; got 1.5"),
+    (["--draft-p-min", "off"], "a number from 0 to 1, or 'auto'"), (["--draft-short-from", "0"], "got 0"),
+    (["--draft-short-from", "never"], "at least 1, or 'auto', or 'off'"),
     (["--config", "/nowhere.yaml"], "cannot read --config /nowhere.yaml"), (["--max-num-s", "4"], "unknown flag")])
 def test_wrong_flags(argv, says):
     with pytest.raises(UserError) as caught:
@@ -128,6 +131,14 @@ def test_python_keywords_are_checked_the_same_way():
 def test_the_resolved_configuration_shows_all_but_secrets():
     text = " ".join(read("--api-key", "hunter2", "--max-model-len", "99").describe().split())
     assert "api_key=***" in text and "hunter2" not in text and "max_model_len=99" in text and "dtype=auto" in text
+
+
+def test_how_deep_to_draft(file):
+    config = read("--draft-window", "fixed", "--draft-p-min", "0.5", "--draft-short-from", "8")
+    assert (config.draft_window, config.draft_p_min, config.draft_short_from) == ("fixed", 0.5, 8)
+    assert (read().draft_window, read().draft_p_min, read().draft_short_from) == ("adaptive", "auto", "auto")
+    for spelling in ("off", "'off'"):  # YAML reads a bare off as a boolean
+        assert read("--config", file(f"draft-short-from: {spelling}\ndraft-p-min: 0")).draft_short_from == "off"
 
 
 def test_environment(monkeypatch):

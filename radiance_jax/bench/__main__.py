@@ -13,6 +13,7 @@ BENCHMARKS = {
     "step": "a whole step of a model's shape on a Hopper GPU: time, floor, bits by row count, beside non-exact products",
     "drafter": "propose and observe of a drafter's shape (random weights), over what its bytes cost",
     "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
+    "policy": "drafting policies over recorded answers and prices of steps, in seconds and without a model",
     "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }
 PROG = "python -m radiance_jax.bench"

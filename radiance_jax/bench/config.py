@@ -10,7 +10,8 @@ from radiance_jax.settings import setting
 BENCH = "benchmark"
 FAST, OFF, ON = "off-fast", "off", "on"
 MODES = (FAST, OFF, ON)
-SETS = ("ordinary", "copy")
+SETS = ("ordinary", "copy", "tasks")
+FIXED = "fixed"
 DTYPES = ("bf16", "f32")
 
 
@@ -43,24 +44,30 @@ class SpeedConfig(EngineConfig):
     """What `bench speed` measures, and how often."""
 
     modes: str = setting(str, ",".join(MODES), "off-fast: not bit-exact, no drafting; off, on: the engine as configured, "
-                         "without and with drafting", BENCH)
+                         "without and with drafting; fixed, fixed:N: the same engine, always drafting all or N tokens", BENCH)
     fast_dtypes: str | None = setting(str, None, "dtypes in which off-fast is tried (default: bf16,f32 on a CPU, else the "
                                       "engine's)", BENCH)
     sequences: str = setting(str, "1,8", "answers live at once; 1: one after the other", BENCH)
-    sets: str = setting(str, ",".join(SETS), "prompt sets of this package", BENCH)
+    sets: str = setting(str, "ordinary,copy", "prompt sets of this package; tasks: Spec-Bench, a set for each task", BENCH)
     prompts: str | None = setting(str, None, "JSON lines of your own instead: prompt (a user message) or prompt_ids, and "
                                   "set, id if you like (default: those of --sets)", BENCH)
+    repeat: int = setting(int, 1, "times each prompt is in its set, for more answers live than a set has prompts", BENCH, low=1)
     limit: int | None = setting(int, None, "prompts of each set, at most (default: all)", BENCH, low=1)
     max_tokens: int = setting(int, 64, "tokens of every answer; the end token is ignored", BENCH, low=2)
     rounds: int = setting(int, 3, "times everything is measured", BENCH, low=1)
     peer_llama_cpp: str | None = setting(str, None, "a Python that has llama-cpp-python (default: no peer)", BENCH)
     peer_models: str | None = setting(str, None, "GGUF files for it, separated by commas (default: no peer)", BENCH)
     peer_threads: int | None = setting(int, None, "its threads (default: the cores of this machine)", BENCH, low=1)
+    trace_out: str | None = setting(str, None, "file of answers and prices of steps for `bench policy` (default: none)", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        words("modes", self.modes, MODES)
+        for mode in words("modes", self.modes):
+            name, colon, cap = mode.partition(":")
+            if colon and not (name == FIXED and cap.isascii() and cap.isdigit() and int(cap) > 0):
+                raise UserError(f"a mode's cap must read like fixed:3; got {mode!r}", param="modes")
+            words("modes", name, (*MODES, FIXED))
         words("sets", self.sets, SETS)
         numbers("sequences", self.sequences)
         if self.fast_dtypes is not None:

@@ -26,6 +26,7 @@ from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.draft.registry import read_drafter
 from radiance_jax.models.partition import Partition, partition
+from radiance_jax.spec import evidence
 
 COPY_BYTES, CPU_COPY_BYTES = 2 << 30, 128 << 20
 TABLES = ("embed", "predecessors", "successors", "before", "head_ids")  # of which only rows are fetched
@@ -215,7 +216,7 @@ def _verify_step(config: Any, mesh: Mesh, timed: Callable, target: Any, cut: Par
         for first in range(0, context, rows):
             chunk = min(rows, context - first)
             device.send(Plan(entries=[Entry(sequence, sequence.slot, PREFILL, chunk=chunk, first=first)]))
-    plan = pack_plan(capacity, [(slot, DECODE, 0, depth) for slot in range(sequences)], [])
+    plan = pack_plan(capacity, [(slot, DECODE, 0, evidence.pack(evidence.alike(depth))) for slot in range(sequences)], [])
     seconds = timed(lambda: device._step(rows, plan), config)
     middle = sorted(seconds)[len(seconds) // 2]
     return {"sequences": sequences, "context": context, "rows": rows, "ms": middle * 1e3, "least_ms": min(seconds) * 1e3}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from radiance_jax.bench import prompt_sets
-from radiance_jax.bench.config import DTYPES, FAST, OFF, ON, SpeedConfig, engine_values, numbers, words
+from radiance_jax.bench.config import DTYPES, FAST, FIXED, OFF, ON, SpeedConfig, engine_values, numbers, words
 from radiance_jax.bench.prompt_sets import Prompt
 from radiance_jax.config import EngineConfig
 from radiance_jax.container.default_model import ensure_default_model
@@ -26,7 +26,7 @@ LEAST_CONTEXT = 512  # contexts are powers of two from here on, so that a few to
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """An engine and the cap on drafts its requests carry. `facts` is what start-up decided."""
+    """An engine, and the cap on drafts and the draft window its requests carry. `facts` is what start-up decided."""
 
     name: str
     engine: Engine
@@ -34,6 +34,7 @@ class Mode:
     exact: bool
     max_draft_tokens: int | None
     facts: dict[str, Any]
+    window: str | None = None
 
 
 def prepare(config: SpeedConfig, prompts: Sequence[Prompt]) -> tuple[list[Prompt], EngineConfig]:
@@ -44,7 +45,7 @@ def prepare(config: SpeedConfig, prompts: Sequence[Prompt]) -> tuple[list[Prompt
     tokenizer = Tokenizer.from_model(model)
     encoded = prompt_sets.encode(prompts, tokenizer, ChatTemplate.from_model(model, tokenizer))
     most = max(numbers("sequences", config.sequences))
-    for name in {each.set for each in encoded}:
+    for name in dict.fromkeys(each.set for each in encoded):
         count = sum(each.set == name for each in encoded)
         if count < most:
             raise UserError(f"sequences must be at most the prompts of every set; got {most}, and {count} in {name!r}",
@@ -57,6 +58,12 @@ def prepare(config: SpeedConfig, prompts: Sequence[Prompt]) -> tuple[list[Prompt
     room = config.max_model_len or min(max(1 << (need - 1).bit_length(), LEAST_CONTEXT), limit)
     return encoded, EngineConfig(**engine_values(config) | {
         "max_model_len": room, "max_num_seqs": max(most, config.max_num_seqs)})
+
+
+def _cap(mode: str) -> int | None:
+    """Of the drafts of a request: 0 for off, 3 for "fixed:3", else as the engine has it."""
+    _, _, cap = mode.partition(":")
+    return 0 if mode == OFF else int(cap) if cap else None
 
 
 @contextmanager
@@ -80,10 +87,11 @@ def modes(config: SpeedConfig, engine: EngineConfig, log: Callable[[str], None])
                     engine, dtype=dtype, bit_exact="off", num_speculative_tokens=0, spec_ngram=None, row_tile=None))
                 made.append(Mode(name=f"{FAST} {dtype}", engine=one, drafts=False, exact=exact, max_draft_tokens=None,
                                  facts=facts))
-        if {OFF, ON} & set(wanted):
-            one, facts, exact = load(" and ".join(name for name in (OFF, ON) if name in wanted), engine)
-            made += [Mode(name=name, engine=one, drafts=name == ON, exact=exact, facts=facts,
-                          max_draft_tokens=None if name == ON else 0) for name in (OFF, ON) if name in wanted]
+        own = [name for name in wanted if name != FAST]
+        if own:
+            one, facts, exact = load(" and ".join(own), engine)
+            made += [Mode(name=name, engine=one, drafts=name != OFF, exact=exact, facts=facts, max_draft_tokens=_cap(name),
+                          window=FIXED if name.startswith(FIXED) else None) for name in own]
         if ON in wanted and not made[-1].facts["depth"]:
             raise UserError("mode 'on' needs an engine that drafts; this one has a draft depth of 0", param="modes")
         yield made

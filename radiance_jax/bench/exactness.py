@@ -22,8 +22,8 @@ from radiance_jax.settings import setting
 
 PROG = "python -m radiance_jax.bench exactness"
 WRONG_CONFIGURATION, FAILED = 2, 1
-AXES = ("again", "crowd", "lookup", "chunks", "rejected", "accepted", "pattern", "depth", "preempted", "echo", "capacity",
-        "process", "soak")
+AXES = ("again", "crowd", "lookup", "policy", "chunks", "rejected", "accepted", "pattern", "depth", "preempted", "echo",
+        "capacity", "process", "soak")
 
 
 @dataclass(frozen=True, kw_only=True)

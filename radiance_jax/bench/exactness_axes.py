@@ -134,6 +134,7 @@ def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask], Drafter 
     options = EngineConfig(**engine_values(config) | {
         "model": str(path), "max_model_len": config.max_model_len or min(-(-need // CONTEXTS) * CONTEXTS, limit),
         "num_speculative_tokens": deepest if depth == "auto" else depth,
+        "draft_window": "fixed",  # but where a policy is asked for
         "spec_ngram_min": 1,  # one token that came before is enough: more drafts, more of them wrong
         "max_num_seqs": max(config.max_num_seqs, config.crowd)})
     asks = [(prompt, way) for prompt in prompts for way in WAYS]
@@ -163,6 +164,33 @@ def lookup(run: Run) -> None:
     start = time.monotonic()
     run.compare("lookup", "alone", run.asks, ask_all(run.engine, run.asks, 1), start,
                 lambda a: a["draft_tokens"] > 0)
+
+
+def policy(run: Run) -> None:
+    """Depths that a policy chooses anew for each step: as deep as pays, and at random."""
+    from radiance_jax.spec.policies import adaptive
+
+    planner, chance = run.engine._planner, random.Random(run.config.seed)
+    rules, seen = planner.rules, set()
+
+    def anything(bids, *_):
+        return [tuple(chance.randint(0, cap) for cap in bid.caps) for bid in bids]
+
+    for name, policy in (("adaptive", adaptive), ("random", anything)):
+        def choose(*bargain, policy=policy):
+            plan = policy(*bargain)
+            seen.update(plan)
+            return plan
+
+        start = time.monotonic()
+        seen.clear()
+        planner.rules = replace(rules, policy=choose)
+        try:
+            told = ask_all(run.engine, run.asks, run.config.crowd, draft_window="adaptive")
+        finally:
+            planner.rules = rules
+        run.compare("policy", f"{run.config.crowd} at once, depths {name}", run.asks, told, start,
+                    lambda a: a["different_depths"] > 1, different_depths=len(seen))
 
 
 def chunks(run: Run) -> None:
@@ -351,6 +379,6 @@ def soak(run: Run) -> None:
 
 
 RUNS: dict[str, Callable[[Run], None]] = {
-    "again": again, "crowd": crowd, "lookup": lookup, "chunks": chunks, "rejected": rejected, "accepted": accepted,
-    "pattern": pattern, "depth": depth, "preempted": preempted, "echo": echo, "capacity": capacity, "process": process,
-    "soak": soak}
+    "again": again, "crowd": crowd, "lookup": lookup, "policy": policy, "chunks": chunks, "rejected": rejected,
+    "accepted": accepted, "pattern": pattern, "depth": depth, "preempted": preempted, "echo": echo, "capacity": capacity,
+    "process": process, "soak": soak}

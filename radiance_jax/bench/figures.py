@@ -137,6 +137,15 @@ def speedup(base: Sequence[float], other: Sequence[float], *, seed: int = 0) -> 
     }
 
 
+def of_rounds(ratios: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
+    """Ratios of overall speed, one of each round: their geometric mean and its interval from resampling rounds (three or more
+    are needed for one that means anything). With several answers live this is the interval to quote: a round is one pair."""
+    logs = np.log(np.asarray(ratios, float))
+    low, high = bootstrap(logs, lambda x: x.mean(-1), seed=seed)
+    return {"overall_by_round": list(ratios), "overall_ratio": float(np.exp(logs.mean())),
+            "overall_ratio_ci95": [float(np.exp(low)), float(np.exp(high))]}
+
+
 def seconds_by_prompt(passes: Sequence[Pass]) -> dict[str, list[float]]:
     """Decode seconds of every prompt, one for each round."""
     seconds: dict[str, list[float]] = {}

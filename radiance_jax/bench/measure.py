@@ -11,10 +11,10 @@ from radiance_jax.engine.request import Delta, SamplingParams
 from radiance_jax.errors import RadianceError
 
 
-def greedy(max_tokens: int, max_draft_tokens: int | None) -> SamplingParams:
+def greedy(max_tokens: int, max_draft_tokens: int | None, window: str | None = None) -> SamplingParams:
     """Greedy, of exactly `max_tokens` tokens, with the logprob of each chosen token."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=0, seed=0,
-                          max_draft_tokens=max_draft_tokens)
+                          max_draft_tokens=max_draft_tokens, draft_window=window)
 
 
 def serve(engine: Any, prompts: Sequence[Prompt], params: SamplingParams, *, live: int, round: int) -> Pass:

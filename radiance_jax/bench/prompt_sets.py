@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Prompt:
 
 
 def load(config: SpeedConfig) -> list[Prompt]:
-    """What the flags ask for, at most `limit` of each set."""
+    """What the flags ask for, at most `limit` of each set, each `repeat` times."""
     if config.prompts is not None:
         prompts = read(Path(config.prompts), "own")
     else:
@@ -33,7 +33,8 @@ def load(config: SpeedConfig) -> list[Prompt]:
     chosen = [prompt for members in sets.values() for prompt in members[:config.limit]]
     if len({(prompt.set, prompt.id) for prompt in chosen}) < len(chosen):
         raise UserError(f"every prompt of {config.prompts} must have its own id", param="prompts")
-    return chosen
+    again = [replace(each, id=f"{each.id}#{copy}") for copy in range(2, getattr(config, "repeat", 1) + 1) for each in chosen]
+    return chosen + again
 
 
 def read(path: Path, default_set: str) -> list[Prompt]:

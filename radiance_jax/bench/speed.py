@@ -2,7 +2,7 @@
 
 All modes answer the same prompts greedily, with a fixed number of tokens, in one run: prompt by prompt (answers live
 one at a time) or pass by pass (several), in an order that changes each time. Where the engine is bit-exact, every answer
-of `on` and `off` to a prompt must have the same ids and the same logprob bits, whatever the round and however many
+of `on`, `off` and `fixed` to a prompt must have the same ids and the same logprob bits, whatever the round and however many
 were live: otherwise the exit status is 1. What the figures mean is in `figures.py`.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radiance_jax.bench import record
-from radiance_jax.bench.config import FAST, OFF, ON, SpeedConfig, numbers
+from radiance_jax.bench.config import FAST, FIXED, OFF, ON, SpeedConfig, numbers
 from radiance_jax.bench.peers import LlamaCpp, peers_of
 from radiance_jax.bench.prompt_sets import Prompt, load
 from radiance_jax.bench.record import log
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in (config.describe(), *remarks):
             log(line)
         record.check_writable(config.out)
+        record.check_writable(config.trace_out)
         result = measure(config, argv, load(config), peers_of(config))
         from radiance_jax.bench.speed_report import show
         show(result)
@@ -60,8 +61,10 @@ def measure(config: SpeedConfig, argv: Sequence[str], prompts: Sequence[Prompt],
         passes, peer_lines, neighbours = _rounds(config, made, prompts, peers)
         result["machine"]["cores_busy_with_others"] = neighbours
         result["engines"] = {mode.name: mode.facts | {
-            "compiles_after_warmup": mode.engine.stats().compiles_after_warmup} for mode in made}
-    result["bit_exact"] = any(mode.exact for mode in made if mode.name in (OFF, ON))
+            "compiles_after_warmup": mode.engine.stats().compiles_after_warmup, "prices": mode.engine.prices()} for mode in made}
+        if config.trace_out is not None:
+            _write_traces(config.trace_out, made[-1].engine.prices(), prompts, passes)
+    result["bit_exact"] = any(mode.exact for mode in made if not mode.name.startswith(FAST))
     result["prompts"] = {name: {each.id: len(each.ids) for each in prompts if each.set == name}
                          for name in dict.fromkeys(each.set for each in prompts)}
     result["cells"] = [cell(name, live, {mode.name: passes[name, live, mode.name] for mode in made}, config.seed)
@@ -75,7 +78,7 @@ def _rounds(config: SpeedConfig, made: Sequence[Any], prompts: Sequence[Prompt],
     from radiance_jax.bench.measure import greedy, serve
 
     for mode in made:
-        serve(mode.engine, prompts[:1], greedy(WARM_UP_TOKENS, mode.max_draft_tokens), live=1, round=0)
+        serve(mode.engine, prompts[:1], greedy(WARM_UP_TOKENS, mode.max_draft_tokens, mode.window), live=1, round=0)
     passes: dict[tuple[str, int, str], list] = {}
     lines, watch = [], record.Neighbours()
     for round in range(config.rounds):
@@ -86,7 +89,8 @@ def _rounds(config: SpeedConfig, made: Sequence[Any], prompts: Sequence[Prompt],
                 units = [[each] for each in members] if live == 1 else [members]
                 for number, unit in enumerate(units):
                     for mode in turn(made, round + number):
-                        done = serve(mode.engine, unit, greedy(config.max_tokens, mode.max_draft_tokens), live=live, round=round)
+                        params = greedy(config.max_tokens, mode.max_draft_tokens, mode.window)
+                        done = serve(mode.engine, unit, params, live=live, round=round)
                         passes.setdefault((name, live, mode.name), []).append(done)
                 for peer in turn(peers, round):
                     lines.append({"set": name, "live": live, "round": round,
@@ -114,7 +118,8 @@ def cell(name: str, live: int, passes: dict[str, list], seed: int) -> dict[str, 
                for mode, done in passes.items()}
     seconds = {mode: figures.seconds_by_prompt(done) for mode, done in passes.items()}
     bases = [mode for mode in by_mode if mode != ON]
-    fastest = max(bases, key=lambda mode: by_mode[mode]["decode_tokens_per_s"], default=None)
+    offs = [mode for mode in bases if not mode.startswith(FIXED)]
+    fastest = max(offs, key=lambda mode: by_mode[mode]["decode_tokens_per_s"], default=None)
     ratios = {f"{ON}/{base}": _against(base, seconds, passes, seed) for base in bases if ON in by_mode}
     if f"{ON}/{OFF}" in ratios:
         ratios[f"{ON}/{OFF}"]["implied_cycle_cost"] = by_mode[ON]["tokens_per_verify"] / ratios[f"{ON}/{OFF}"]["ratio"]
@@ -127,6 +132,20 @@ def cell(name: str, live: int, passes: dict[str, list], seed: int) -> dict[str, 
     }
 
 
+def _write_traces(path: str, prices: dict[str, Any], prompts: Sequence[Prompt], passes: dict[tuple[str, int, str], list]) -> None:
+    """Each prompt's first answer of the engine as configured, for `bench policy`."""
+    from radiance_jax.bench import policy_traces
+
+    answers: dict[tuple[str, str], tuple[int, ...]] = {}
+    for (name, _, mode), done in passes.items():
+        if not mode.startswith(FAST):
+            for answer in (answer for each in done for answer in each.answers):
+                answers.setdefault((name, answer.prompt), answer.ids)
+    policy_traces.write(path, prices, [
+        policy_traces.Trace(set=each.set, id=each.id, prompt=each.ids, answer=answers[each.set, each.id])
+        for each in prompts if (each.set, each.id) in answers])
+
+
 def _against(base: str, seconds: dict[str, dict[str, list[float]]], passes: dict[str, list], seed: int) -> dict[str, Any]:
     from radiance_jax.bench import figures
 
@@ -135,17 +154,17 @@ def _against(base: str, seconds: dict[str, dict[str, list[float]]], passes: dict
     rounds = sorted({each.round for each in passes[base]})
     by_round = [[figures.speeds([each for each in passes[mode] if each.round == round])["overall_tokens_per_s"]
                  for mode in (base, ON)] for round in rounds]
-    return figures.speedup(before, after, seed=seed) | {"overall_by_round": [on / off for off, on in by_round]}
+    return figures.speedup(before, after, seed=seed) | figures.of_rounds([on / off for off, on in by_round], seed=seed)
 
 
 def _differences(passes: dict[tuple[str, int, str], list]) -> list[dict[str, Any]]:
-    """Between all answers of `off` and `on` to the same prompt of the same set."""
+    """Between all answers of `off`, `on` and `fixed` to the same prompt of the same set."""
     from radiance_jax.bench import figures
 
     found = []
     for name in dict.fromkeys(key[0] for key in passes):
         answers = [(f"{mode}, {live} live, round {each.round + 1}", answer)
-                   for (own, live, mode), done in passes.items() if own == name and mode in (OFF, ON)
+                   for (own, live, mode), done in passes.items() if own == name and not mode.startswith(FAST)
                    for each in done for answer in each.answers]
         found += [{"set": name, **each} for each in figures.differences(answers)]
     return found

@@ -16,6 +16,7 @@ from radiance_jax.container.default_model import ensure_default_model
 from radiance_jax.container.drafter import check_fits, drafter_of
 from radiance_jax.container.hub import hub_id, locate_model
 from radiance_jax.container.source import Source, json_object, open_model
+from radiance_jax.engine import prices
 from radiance_jax.engine.check import heights_agree
 from radiance_jax.engine.compile import CompileGuard, compile_all, use_persistent_cache
 from radiance_jax.engine.device import Device
@@ -33,7 +34,9 @@ from radiance_jax.models.fields import Fields, token_ids
 from radiance_jax.models.load import load_params, place_params
 from radiance_jax.models.partition import Partition, partition
 from radiance_jax.models.rows import Heights
+from radiance_jax.spec.cost import CostTable
 from radiance_jax.spec.drafter import Drafter
+from radiance_jax.spec.planner import NEVER, Rules
 from radiance_jax.text.chat import ChatTemplate, read_template
 from radiance_jax.text.tokenizer import Tokenizer
 
@@ -60,6 +63,10 @@ class Built:
     chat: ChatTemplate
     defaults: dict[str, Any]
     eos: tuple[int, ...]
+    rules: Rules
+    cost: CostTable
+    drafting_cost: CostTable  # of steps in which a neural drafter runs
+    cost_file: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +169,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
                           segment=CPU_SEGMENT if chosen.tiles else min(rows, GPU_SEGMENT),
                           block_pages=1 if chosen.tiles or platform == "cpu" else 8,
                           ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min, lookup=chosen.lookup,
-                          drafting=drafting)
+                          drafting=drafting, p_min=p_min_of(config))
         lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, (cache,) * settings.num_layers, hooks)
     compiled = compile_all(lowered, threads=min(os.cpu_count() or 1, 8))
     log(f"programs: {len(compiled) - 1} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
@@ -189,9 +196,33 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
                 f"starting again with tiles of {CPU_ONE_TILE}")
             return build(replace(config, row_tile=CPU_ONE_TILE), log, hooks)
         log(f"check: a row has the same bits in tiles of {names} rows on this machine")
+    cost, drafting_cost = (prices.table(capacity, chosen.tiles, CPU_HEAD_TILE, tuple(programs.steps)) for _ in range(2))
+    cost_file = prices.place(cache_dir, mesh, {
+        "name": name, "model": settings, "dtype": chosen.dtype, "tiles": chosen.tiles, "capacity": capacity,
+        "steps": list(programs.steps), "drafter": drafter}) if config.compile_cache else None
+    if capacity.depth and config.draft_window == "adaptive":
+        found, started = cost_file is not None and cost.load(cost_file), time.monotonic()
+        if not found:
+            prices.measure(cost, device, capacity)
+        elif drafter is not None:  # until such steps were taken, they count as costing what others do
+            drafting_cost.load(prices.beside(cost_file))
+        log(prices.line(cost, found, time.monotonic() - started))
     return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, device=device,
-                 guard=CompileGuard(), tokenizer=tokenizer,
-                 chat=chat, defaults=defaults, eos=eos)
+                 guard=CompileGuard(), tokenizer=tokenizer, chat=chat, defaults=defaults, eos=eos,
+                 rules=rules_of(config, chosen, drafter), cost=cost, drafting_cost=drafting_cost,
+                 cost_file=cost_file)
+
+
+def p_min_of(config: EngineConfig) -> float:
+    """`auto`: no floor, the adaptive window prices every draft."""
+    return 0.0 if config.draft_p_min == "auto" else config.draft_p_min
+
+
+def rules_of(config: EngineConfig, chosen: Choices, drafter: Drafter | None) -> Rules:
+    """What the settings say of drafting. `auto`: no short block."""
+    return Rules(depth=chosen.depth, longest=config.spec_ngram_max, shortest=config.spec_ngram_min, lookup=chosen.lookup,
+                 as_planned=chosen.tiles is None, neural=drafter is not None, p_min=p_min_of(config),
+                 short_from=config.draft_short_from if isinstance(config.draft_short_from, int) else NEVER)
 
 
 def container_drafter(model: Source, settings: ModelConfig) -> tuple[Drafter, Callable[[str], Any]] | tuple[None, None]:
@@ -209,14 +240,14 @@ def drafting_lines(config: EngineConfig, chosen: Choices, drafter: Drafter | Non
         return ["drafting: off" + (f"; {drafter.name}, the drafter in the model's file, is not loaded" if drafter else "")]
     grams = f"({config.spec_ngram_min} to {config.spec_ngram_max}-grams)"
     if drafter is None:
-        return [f"drafting: prompt lookup, up to {chosen.depth} tokens {grams}"]
+        return [f"drafting: prompt lookup, up to {chosen.depth} tokens {grams}, {config.draft_window} window"]
     names = ", ".join("the embedding" if tap < 0 else str(tap) for tap in drafter.taps)
     reach = f"the last {drafter.window} positions" if (drafter.window or length) < length else "the whole context"
     return [
         f"drafting: {drafter.name}, {chosen.depth} tokens of at most {drafter.block}; it reads the target behind layers {names} "
-        f"and looks at {reach}",
-        "  where it proposes nothing: "
-        + (f"prompt lookup, up to {chosen.lookup} tokens {grams}" if chosen.lookup else "no drafts"),
+        f"and looks at {reach}; {config.draft_window} window",
+        "  beside it: " + (f"prompt lookup, up to {chosen.lookup} tokens {grams}, where a copy promises more" if chosen.lookup else
+                           "nothing"),
         "  a drafter only proposes: every token is the target's own draw, and its bits are those of a server without drafts"
         if chosen.exact else "  a drafter only proposes: every token is the target's own draw"]
 

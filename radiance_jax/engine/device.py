@@ -11,9 +11,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Plan
 from radiance_jax.engine.sequence import Sequence
-from radiance_jax.engine.state import PREFILL, Capacity, Results, pack_admission, pack_plan, state_specs, unpack_results
+from radiance_jax.engine.state import DECODE, PREFILL, Capacity, Results, pack_admission, pack_plan, state_specs, unpack_results
 from radiance_jax.engine.steps import Programs
 from radiance_jax.mesh import ArraySpec, zeros
+from radiance_jax.spec import evidence
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Device:
     def send(self, plan: Plan) -> Pending:
         """Starts a step and returns at once."""
         rows = next(rows for rows in self._programs.steps if rows >= plan.rows)
-        packed = pack_plan(self.capacity, [(e.slot, e.mode, e.chunk, e.depth) for e in plan.entries], plan.pages)
+        packed = pack_plan(self.capacity, [(e.slot, e.mode, e.chunk, e.packed_depths) for e in plan.entries], plan.pages)
         results, tops = self._step(rows, packed)
         results.copy_to_host_async()
         return Pending(plan, rows, time.monotonic(), results, tops)
@@ -79,6 +80,26 @@ class Device:
         self._state = self._programs.admit(self._state, jax.device_put(empty, self._whole))
         for rows in self._programs.steps:
             np.asarray(self._step(rows, pack_plan(self.capacity, [], []))[0])
+
+    def time_decode(self, drafts: list[int]) -> float:
+        """Seconds of a step in which slot i verifies `drafts[i]` drafts, from sending to reading. For use before the first
+        request, like `score`: sequences of a text that repeats itself are put into the slots, over pages of any content."""
+        period = self.capacity.depth + 1
+        tokens = [3 + i % period for i in range(2 * period + 2)]
+        need = -(-(len(tokens) + period) // self.capacity.page_size)
+        for slot in range(len(drafts)):
+            pages = [1 + (slot * need + i) % max(self.capacity.pages - 1, 1) for i in range(need)]
+            packed = pack_admission(
+                self.capacity, slot=slot, pages=pages, tokens=tokens, prompt=len(tokens), limit=self.capacity.length, seed=0,
+                params=SamplingParams(temperature=0.0), choice=0, stops=[], computed=len(tokens) - 1)
+            self._state = self._programs.admit(self._state, jax.device_put(packed, self._whole))
+        jax.block_until_ready(self._state.length)
+        rows = next(rows for rows in self._programs.steps if rows >= len(drafts) + sum(drafts))
+        plan = pack_plan(self.capacity, [(slot, DECODE, 0, evidence.pack(evidence.alike(depth)))
+                                         for slot, depth in enumerate(drafts)], [])
+        start = time.monotonic()
+        np.asarray(self._step(rows, plan)[0])
+        return time.monotonic() - start
 
     def score(self, tokens: list[int], chunks: list[int]) -> np.ndarray:
         """f32 logprobs of the tokens after the first, and of one drawn behind them, prefilled in these chunks. For use

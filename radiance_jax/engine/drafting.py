@@ -126,8 +126,8 @@ def observe(drafting: Drafting, draft_params: Any, cache: Any, taps: tuple[jax.A
 def combine(neural: Proposal | None, lookup: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Who is verified: drafts [S, K], their number [S], and who proposed them [S].
 
-    The drafter's proposal where it makes one, lookup's where it does not: a drafter has seen the whole context, and says
-    by its count how far it trusts itself.
+    The drafter's proposal where it makes one, lookup's where it does not. It is asked only where the policy would not have
+    a copy verified (`steps.py`).
     """
     drafts, count = lookup
     if neural is None:

@@ -10,17 +10,20 @@ from typing import Any
 
 
 from radiance_jax.config import EngineConfig
+from radiance_jax.engine import prices
 from radiance_jax.engine.build import Built, build
 from radiance_jax.engine.device import Pending
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.request import MAX_STOP_TOKENS, Delta, RequestStats, SamplingParams
-from radiance_jax.engine.results import DRAFTS, EMITTED, Reader
-from radiance_jax.engine.scheduler import Scheduler
+from radiance_jax.engine.results import ACCEPTED, DRAFTS, EMITTED, PROPOSER, Reader
+from radiance_jax.engine.scheduler import Entry, Scheduler
 from radiance_jax.engine.sequence import Sequence
-from radiance_jax.engine.state import PREFILL, STOPS, Results
+from radiance_jax.engine.state import NEURAL, PREFILL, STOPS, Results
 from radiance_jax.engine.stats import EngineStats
 from radiance_jax.errors import CapacityError, UserError
 from radiance_jax.models.rows import rows_computed
+from radiance_jax.spec.evidence import Depths
+from radiance_jax.spec.planner import Planner, Want
 from radiance_jax.text.output import TextStream
 
 log = logging.getLogger("radiance_jax.engine")
@@ -37,7 +40,8 @@ class Engine:
         self.capacity, self.model_config = built.capacity, built.model_config
         self._device, self._guard = built.device, built.guard
         self._eos = built.eos
-        self._scheduler = Scheduler(built.capacity, self._depth_of)
+        self._planner, self._cost_file = Planner(built.rules, built.cost, built.drafting_cost), built.cost_file
+        self._scheduler = Scheduler(built.capacity, self._choose)
         self._stats = EngineStats()
         self._reader = Reader(self._stats)
         self._max_queue = max_queue
@@ -108,6 +112,11 @@ class Engine:
             self._news.notify()
         self._thread.join()
         self._guard.close()
+        if self._cost_file is not None:
+            try:
+                prices.save(self._cost_file, self._planner.cost, self._planner.drafting_cost)
+            except OSError as error:
+                log.warning("the prices of steps could not be kept: %s", error)
 
     def _check(self, prompt: tuple[int, ...], params: SamplingParams) -> int:
         """The most tokens the sequence may hold."""
@@ -132,9 +141,29 @@ class Engine:
 
     # ---- the engine's thread ----
 
-    def _depth_of(self, sequence: Sequence) -> int:
+    def _cap(self, sequence: Sequence, most: int) -> int:
         asked = sequence.params.max_draft_tokens
-        return self.capacity.depth if asked is None else min(asked, self.capacity.depth)
+        return most if asked is None else min(asked, most)
+
+    def _choose(self, wants: list[tuple[Sequence, int]], prompts: int) -> list[Depths]:
+        """The drafting policy's word for the next step."""
+        return self._planner.plan(
+            [Want(sequence.id, self._cap(sequence, most), (sequence.params.draft_window or self.config.draft_window) == "fixed")
+             for sequence, most in wants], prompts)
+
+    def _learn(self, entry: Entry, results: Results) -> None:
+        """Tells the drafting policy what a sequence's part of a step came to."""
+        sequence, slot = entry.sequence, results.slots[entry.slot]
+        tokens = sequence.tokens if self._cap(sequence, self.capacity.depth) else []
+        if entry.mode == PREFILL:
+            self._planner.read(sequence.id, tokens[:entry.first + entry.chunk])
+        if slot[EMITTED] and entry.mode == PREFILL:
+            self._planner.drawn(sequence.id, tokens)
+        elif slot[EMITTED]:
+            deferred = self._planner.verified(
+                sequence.id, tokens, entry.depths, self._cap(sequence, entry.cap), int(slot[DRAFTS]),
+                min(int(slot[ACCEPTED]), int(slot[EMITTED])), neural=bool(slot[PROPOSER] == NEURAL))
+            sequence.stats.num_deferred_proposals += deferred
 
     def _run(self) -> None:
         self._guard.watch_this_thread()
@@ -181,18 +210,23 @@ class Engine:
         begun = max(last, pending.sent_at)
         results, top_ids, tops = self._device.read(pending)
         now = time.monotonic()
-        self._stats.record_step(self._rows_computed(pending, results), now - begun)
+        live = self._live_rows(pending, results)
+        computed = pending.rows if self._tiles is None else rows_computed(live, self._tiles)
+        self._stats.record_step(computed, now - begun)
         self._stats.host_gap_seconds += max(pending.sent_at - last, 0.0) if last else 0.0
         for entry in pending.plan.entries:
             self._scheduler.settle(entry)
-            if not entry.sequence.finished and self._reader.apply(entry, results, top_ids, tops):
+            if entry.sequence.finished:
+                continue
+            ended = self._reader.apply(entry, results, top_ids, tops)
+            self._learn(entry, results)
+            if ended:
                 self._forget(entry.sequence)
+        prompts = sum(entry.chunk for entry in pending.plan.entries if entry.mode == PREFILL)
+        self._planner.stepped(pending.rows if self._tiles is None else live, now - begun, prompts)
         return now
 
-    def _rows_computed(self, pending: Pending, results: Results) -> int:
-        """Rows the step was paid for: its live rows in whole tiles, or all of its program's where it has none."""
-        if self._tiles is None:
-            return pending.rows
+    def _live_rows(self, pending: Pending, results: Results) -> int:
         live = 0
         for entry in pending.plan.entries:
             slot = results.slots[entry.slot]
@@ -200,7 +234,7 @@ class Engine:
                 live += entry.chunk
             elif slot[EMITTED]:  # else it had ended the step before, which the host did not know yet
                 live += 1 + int(slot[DRAFTS])
-        return rows_computed(live, self._tiles)
+        return live
 
     def _end(self, sequence_id: int, reason: str) -> None:
         sequence = self._sequences.get(sequence_id)
@@ -210,6 +244,7 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         self._scheduler.release(sequence)
+        self._planner.forget(sequence.id)
         self._sequences.pop(sequence.id, None)
         if not self._sequences:
             self._check_idle()
@@ -231,6 +266,18 @@ class Engine:
         stats.kv_usage = scheduler.pool.used / max(scheduler.pool.total, 1)
         stats.preemptions = scheduler.preemptions
         stats.compiles_after_warmup = self._guard.count
+        counts = self._planner.counts
+        stats.deferred_proposals, stats.draft_probes = counts.deferred, counts.probes
+        stats.chosen_depth, stats.reached_per_position = dict(counts.chosen), list(counts.reached)
+        stats.draft_regret, stats.draft_rate = counts.regret(), counts.rate()
+        stats.constant_depth_rate = counts.constant_rates()
+
+    def prices(self) -> dict[str, Any]:
+        """What steps cost, as measured: seconds by rows charged, the row count each count is filed under, and whether rows
+        are paid when planned (else when live)."""
+        cost = self._planner.cost
+        return {"seconds": {str(rows): seconds for rows, seconds in cost.measured().items()}, "charge": list(cost.charge),
+                "as_planned": self._planner.rules.as_planned}
 
     def info(self) -> dict[str, Any]:
         """Facts a benchmark records beside its figures."""

@@ -25,7 +25,8 @@ class SamplingParams:
     `logprobs` is the number of alternatives wanted beside each chosen token (0 to 20; None: no
     logprobs at all). Logprobs are raw: the log-softmax of the model's own logits, in f32, before any
     field below touches them. `max_draft_tokens` caps drafting for this request (0: none; None: the
-    engine's own depth); it changes speed, never the answer.
+    engine's own depth), `draft_window` says whether it drafts as deep as that always ("fixed") or as deep as
+    it pays ("adaptive"; None: as the engine does); they change speed, never the answer.
     """
 
     max_tokens: int | None = None
@@ -45,6 +46,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     max_draft_tokens: int | None = None
+    draft_window: Literal["fixed", "adaptive"] | None = None
 
     def __post_init__(self) -> None:
         def check(name: str, holds: bool, must: str) -> None:
@@ -80,6 +82,7 @@ class SamplingParams:
         whole("logprobs", 0, MAX_TOP_LOGPROBS, f"a whole number from 0 to {MAX_TOP_LOGPROBS}", optional=True)
         whole("prompt_logprobs", 0, MAX_TOP_LOGPROBS, f"a whole number from 0 to {MAX_TOP_LOGPROBS}", optional=True)
         whole("max_draft_tokens", 0, 2**30, "a whole number, at least 0", optional=True)
+        check("draft_window", self.draft_window in (None, "fixed", "adaptive"), "fixed or adaptive")
         check("stop", isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
               "a tuple of non-empty strings")
         check("stop_token_ids", isinstance(self.stop_token_ids, tuple) and len(self.stop_token_ids) <= MAX_STOP_TOKENS,
@@ -114,6 +117,7 @@ class RequestStats:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: dict[int, int] = field(default_factory=dict)  # accepted drafts -> verify steps
+    num_deferred_proposals: int = 0  # steps whose proposal was left alone because verifying it would not have paid
     preemptions: int = 0
     arrival: float = 0.0
     first_token: float | None = None
@@ -132,6 +136,7 @@ class RequestStats:
             "num_accepted_draft_tokens": accepted,
             "num_draft_tokens": drafts,
             "num_spec_tokens": accepted + steps,
+            "num_deferred_proposals": self.num_deferred_proposals,
         }
 
 

@@ -14,7 +14,7 @@ from radiance_jax.engine.stats import EngineStats
 log = logging.getLogger("radiance_jax.engine")
 
 STOPPED, FULL = 1, 2
-EMITTED, DRAFTS = 1, 3  # columns of `Results.slots`
+EMITTED, DRAFTS, ACCEPTED, PROPOSER = 1, 3, 4, 6  # columns of `Results.slots`
 
 
 class Reader:

@@ -1,7 +1,7 @@
 """Who takes part in the next step. Plans from counts one step old and never needs a token to plan.
 
-Decoding sequences come first, each with its anchor and the draft depth it is given; what is left of the row budget goes
-to prompts in order of arrival. When the pool runs dry the youngest sequence gives its pages back and is
+Decoding sequences come first, each with its anchor and the draft depths that the policy gives it; what is left of the row
+budget goes to prompts in order of arrival. When the pool runs dry the youngest sequence gives its pages back and is
 computed again later, from its own tokens, to the same bits.
 """
 
@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from radiance_jax.engine.pages import PagePool
 from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
+from radiance_jax.spec import evidence
+from radiance_jax.spec.evidence import Depths
+
+# (decoding sequences and the most drafts each may verify, rows that prompts would fill) -> depths by level of evidence
+Choose = Callable[[list[tuple[Sequence, int]], int], list[Depths]]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One sequence's part in a step. `depth` is the most drafts it may verify, `last` whether a prefill chunk is the
-    one that draws, `first` the position of its first row (prefill)."""
+    """One sequence's part in a step. `depth` is the most drafts it may verify whatever the evidence, `depths` by level of
+    evidence (empty: `depth` for all), `cap` what the policy might have given it; `last`: whether a prefill chunk is the one
+    that draws, `first` the position of its first row (prefill)."""
 
     sequence: Sequence
     slot: int
@@ -26,6 +32,13 @@ class Entry:
     depth: int = 0
     first: int = 0
     last: bool = False
+    depths: Depths = ()
+    cap: int = 0
+
+    @property
+    def packed_depths(self) -> int:
+        """As the device wants them."""
+        return evidence.pack(self.depths or evidence.alike(self.depth)) if self.mode == DECODE else 0
 
     @property
     def most_rows(self) -> int:
@@ -47,9 +60,14 @@ class Plan:
         return sum(entry.most_rows for entry in self.entries)
 
 
+def always(depth_of: Callable[[Sequence], int]) -> Choose:
+    """A policy that asks `depth_of(sequence)` and looks at nothing else."""
+    return lambda wants, prompts: [evidence.alike(min(depth_of(sequence), cap)) for sequence, cap in wants]
+
+
 class Scheduler:
-    def __init__(self, capacity: Capacity, depth_of: Callable[[Sequence], int]):
-        """`depth_of(sequence)` is the drafting policy's word for the next step."""
+    def __init__(self, capacity: Capacity, choose: Choose):
+        """`choose` is the drafting policy's word for the next step."""
         self.capacity = capacity
         self.pool = PagePool(capacity.pages)
         self.waiting: deque[Sequence] = deque()
@@ -57,7 +75,7 @@ class Scheduler:
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
         self.preemptions = 0
         self.budget = capacity.budget or capacity.rows  # rows a step may fill; tests lower it to cut prompts into small chunks
-        self._depth_of = depth_of
+        self._choose = choose
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -88,14 +106,15 @@ class Scheduler:
         decoding = [s for s in self.running if not s.prefilling]
         budget = self.budget
         fair = budget // max(len(decoding), 1) - 1  # so that every decoding sequence fits
-        for sequence in decoding:
-            if sequence.slot is None or sequence.room() <= 0 or budget <= 0:
-                continue  # preempted just now, or the steps in flight end it
-            most = min(self._depth_of(sequence), self.capacity.depth, sequence.room() - 1)
-            depth = max(min(most, fair), 0)
+        wants = [(s, max(min(self.capacity.depth, s.room() - 1, fair), 0)) for s in decoding if s.room() > 0]
+        chosen = self._choose(wants, min(self._prompt_rows(), max(budget - len(wants), 0)))
+        for (sequence, cap), depths in zip(wants, chosen, strict=True):
+            if sequence.slot is None or budget <= 0:
+                continue  # preempted just now
+            depth = min(max(depths), cap)
             if self._grow(sequence, len(sequence.tokens) + sequence.pending + depth, plan):
                 budget -= 1 + depth
-                self._enter(plan, Entry(sequence, sequence.slot, DECODE, depth=depth), pending=1 + depth)
+                self._enter(plan, Entry(sequence, sequence.slot, DECODE, depth=depth, depths=depths, cap=cap), pending=1 + depth)
         if self.preemptions == before:
             self._admit(plan)
         for sequence in self.running:
@@ -107,6 +126,11 @@ class Scheduler:
                 entry = Entry(sequence, sequence.slot, PREFILL, chunk=chunk, first=first, last=last)
                 self._enter(plan, entry, pending=int(last))
         return plan
+
+    def _prompt_rows(self) -> int:
+        """Rows of prompts still to be computed, of those that sit in a slot or may get one."""
+        here = sum(s.target - s.planned for s in self.running if s.prefilling)
+        return here + sum(len(s.tokens) for s in list(self.waiting)[:len(self.free_slots)])
 
     def _enter(self, plan: Plan, entry: Entry, pending: int) -> None:
         plan.entries.append(entry)

@@ -96,13 +96,13 @@ def admission_size(capacity: Capacity) -> int:
 
 
 def pack_admission(capacity: Capacity, *, slot: int, pages: Sequence[int], tokens: Sequence[int], prompt: int, limit: int,
-                   params: SamplingParams, seed: int, choice: int, stops: Sequence[int]) -> np.ndarray:
+                   params: SamplingParams, seed: int, choice: int, stops: Sequence[int], computed: int = 0) -> np.ndarray:
     """A sequence's whole request for a slot. `tokens` are all its committed tokens (after a preemption more than
-    the prompt)."""
+    the prompt), of which `computed` have their keys and values in the cache."""
     adjusts = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
                    or params.logit_bias or params.min_tokens)
     ints = dict(
-        slot=slot, length=len(tokens), computed=0, prompt=prompt, limit=limit,
+        slot=slot, length=len(tokens), computed=computed, prompt=prompt, limit=limit,
         wants_top=bool(params.logprobs) or bool(params.prompt_logprobs), wants_prompt=params.prompt_logprobs is not None,
         top_k=max(params.top_k, 0), min_tokens=params.min_tokens, seed_low=seed & 0xFFFFFFFF,
         seed_high=(seed >> 32) & 0xFFFFFFFF, choice=choice, adjusts=adjusts)
@@ -148,7 +148,7 @@ def unpack_admission(capacity: Capacity, packed: jax.Array) -> dict[str, jax.Arr
 
 def pack_plan(capacity: Capacity, slots: Sequence[tuple[int, int, int, int]],
               pages: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """`slots`: (slot, mode, chunk, depth) of the sequences that take part; `pages`: (slot, index, page) of the page
+    """`slots`: (slot, mode, chunk, packed depths) of the sequences that take part; `pages`: (slot, index, page) of the page
     table entries to set first."""
     packed = np.full((capacity.slots + capacity.updates, 3), -1, np.int32)
     packed[: capacity.slots] = 0

@@ -38,7 +38,7 @@ class Histogram:
 
 @dataclass(kw_only=True)
 class EngineStats:
-    """Gauges `running`, `waiting`, `kv_usage` (0 to 1); everything else only grows."""
+    """Gauges `running`, `waiting`, `kv_usage` (0 to 1), and those marked as such; everything else only grows."""
 
     running: int = 0
     waiting: int = 0
@@ -55,8 +55,14 @@ class EngineStats:
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     by_proposer: dict[str, tuple[int, int]] = field(default_factory=dict)  # who drafted -> (draft tokens, accepted)
-    depth: dict[int, int] = field(default_factory=dict)  # chosen depth -> verify steps
-    deferred_proposals: int = 0  # drafts that had no room in their step
+    reached_per_position: list[int] = field(default_factory=list)  # verified, all drafts before it right
+    depth: dict[int, int] = field(default_factory=dict)  # drafts carried -> verify steps
+    chosen_depth: dict[int, int] = field(default_factory=dict)  # most drafts the policy allowed -> decode steps of a sequence
+    deferred_proposals: int = 0  # found, and left alone because verifying them would not have paid
+    draft_probes: int = 0  # steps that drafted otherwise than would pay, to keep prices fresh
+    draft_regret: float = 0.0  # gauge: how much faster the best constant depth would have been, as a share
+    draft_rate: float = 0.0  # gauge: tokens a priced second, as drafted
+    constant_depth_rate: dict[int, float] = field(default_factory=dict)  # gauge: the same, had every step drafted so deep
 
     steps: int = 0
     step_seconds: dict[int, tuple[int, float]] = field(default_factory=dict)  # rows computed -> (steps, seconds)

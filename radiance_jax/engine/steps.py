@@ -27,7 +27,7 @@ from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
 from radiance_jax.models.rows import Rows, Tiles
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
-from radiance_jax.spec import lookup_device
+from radiance_jax.spec import confidence, evidence, lookup_device
 from radiance_jax.spec.verify import accept
 
 
@@ -45,6 +45,7 @@ class StepShape:
     ngram_shortest: int
     lookup: int  # drafts that prompt lookup may propose, at most K; 0: none
     drafting: Drafting | None = None
+    p_min: float = 0.0  # where a drafter's proposal is cut: at the first draft it trusts less
 
 
 @dataclass(frozen=True)
@@ -66,26 +67,37 @@ def _layout(count: jax.Array, position: jax.Array, rows: int) -> _Layout:
     return _Layout(ends - count, count, position, slot, index < ends[-1], ends[-1])
 
 
+def _look(state: State, depth: jax.Array, capacity: Capacity, shape: StepShape):
+    """Prompt lookup's drafts [S, K], their number [S], and the most that may be verified on evidence like theirs [S]."""
+    drafts, count, agreement = lookup_device.look(state.tokens, state.length, longest=shape.ngram_longest,
+                                                  shortest=shape.ngram_shortest, window=shape.lookup)
+    most = evidence.at(depth, evidence.level(agreement))
+    return jnp.pad(drafts, ((0, 0), (0, capacity.depth - shape.lookup))), count, most
+
+
 def _propose(params, draft, state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape,
              hooks: Hooks, knobs):
     """Drafts [S, K], their number [S] and who made them [S], never past the length limit; written behind the history as
-    well. `draft`: the drafter's parameters and cache."""
+    well. `depth` [S] holds the most drafts for each level of evidence, packed. A copy whose level allows drafts is verified;
+    elsewhere the drafter proposes, as deep as the level `NEURAL` allows. `draft`: the drafter's parameters and cache."""
     slots = capacity.slots
     if capacity.depth == 0:
         return state, jnp.zeros((slots, 0), jnp.int32), jnp.zeros(slots, jnp.int32), jnp.zeros(slots, jnp.int32)
-    room = jnp.maximum(jnp.minimum(depth, state.limit - state.length - 1), 0)
+    left = jnp.where(mode == DECODE, jnp.maximum(state.limit - state.length - 1, 0), 0)
     drafts, count = jnp.zeros((slots, capacity.depth), jnp.int32), jnp.zeros(slots, jnp.int32)
+    most = count
     if shape.lookup:
-        drafts, count = lookup_device.propose(state.tokens, state.length, longest=shape.ngram_longest,
-                                              shortest=shape.ngram_shortest, window=shape.lookup)
-        drafts = jnp.pad(drafts, ((0, 0), (0, capacity.depth - shape.lookup)))
+        drafts, count, most = _look(state, depth, capacity, shape)
     neural = None
     if shape.drafting is not None:
-        neural = drafting_.propose(shape.drafting, *draft, params, state, (mode == DECODE) & (room > 0))
+        own, count = evidence.at(depth, evidence.NEURAL), jnp.minimum(count, most)
+        most = jnp.where(count > 0, most, own)
+        neural = drafting_.propose(shape.drafting, *draft, params, state, (count == 0) & (jnp.minimum(own, left) > 0))
+        neural = replace(neural, count=confidence.cut(neural.count, neural.confidence, shape.p_min))
     drafts, count, kind = drafting_.combine(neural, (drafts, count))
     if hooks.propose is not None:
         drafts, count = hooks.propose(state, knobs, drafts, count)
-    count = jnp.where(mode == DECODE, jnp.clip(count, 0, room), 0)
+    count = jnp.clip(count, 0, jnp.minimum(most, left))
     slot = jnp.arange(slots)[:, None]
     behind = jnp.arange(capacity.depth)[None]
     column = jnp.where(behind < count[:, None], state.length[:, None] + behind, state.tokens.shape[1])

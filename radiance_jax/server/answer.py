@@ -58,6 +58,7 @@ def metrics(answers: Sequence[Answer]) -> dict[str, Any]:
     for stats in (each.stats for each in answers if each.stats is not None):
         total.num_spec_steps += stats.num_spec_steps
         total.num_draft_tokens += stats.num_draft_tokens
+        total.num_deferred_proposals += stats.num_deferred_proposals
         total.num_accepted_draft_tokens += stats.num_accepted_draft_tokens
         for accepted, steps in stats.acceptance_histogram.items():
             total.acceptance_histogram[accepted] = total.acceptance_histogram.get(accepted, 0) + steps

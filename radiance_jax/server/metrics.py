@@ -14,6 +14,8 @@ GAUGES = (  # name, field, help
     ("vllm:num_requests_running", "running", "Requests being decoded"),
     ("vllm:num_requests_waiting", "waiting", "Requests waiting for room"),
     ("vllm:kv_cache_usage_perc", "kv_usage", "Share of the KV pages in use, 0 to 1"),
+    ("radiance:draft_regret", "draft_regret", "How much faster the best constant draft depth would have been, as a share"),
+    ("radiance:draft_rate", "draft_rate", "Tokens a priced second of decoding, as drafted"),
 )
 COUNTERS = (
     ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens"),
@@ -23,7 +25,8 @@ COUNTERS = (
     ("vllm:spec_decode_num_drafts", "num_drafts", "Verify steps that carried a draft"),
     ("vllm:spec_decode_num_draft_tokens", "num_draft_tokens", "Tokens drafted"),
     ("vllm:spec_decode_num_accepted_tokens", "num_accepted_tokens", "Drafted tokens accepted"),
-    ("radiance:deferred_proposals", "deferred_proposals", "Drafts that had no room in their step"),
+    ("radiance:deferred_proposals", "deferred_proposals", "Proposals not verified because it would not have paid"),
+    ("radiance:draft_probes", "draft_probes", "Steps that drafted otherwise than pays, to keep prices fresh"),
     ("radiance:steps", "steps", "Steps of the engine"),
     ("radiance:compiles_after_warmup", "compiles_after_warmup", "Programs compiled after warm-up; should stay 0"),
     ("radiance:host_gap_seconds", "host_gap_seconds", "Seconds the device waited for the host"),
@@ -59,12 +62,17 @@ class Collector:
              {k: v[0] for k, v in stats.by_proposer.items()}),
             ("radiance:accepted_draft_tokens", "Drafted tokens accepted, by who proposed them", "proposer",
              {k: v[1] for k, v in stats.by_proposer.items()}),
+            ("radiance:draft_position_reached", "Drafts verified at each position, all before them right", "position",
+             dict(enumerate(stats.reached_per_position))),
+            ("radiance:chosen_depth", "Decode steps of a sequence by the depth allowed", "depth", stats.chosen_depth),
             ("radiance:draft_depth", "Verify steps by drafts carried", "depth", stats.depth),
             ("radiance:step_rows", "Steps by token rows computed", "rows",
              {k: v[0] for k, v in stats.step_seconds.items()}),
             ("radiance:step_seconds", "Seconds in steps by token rows computed", "rows",
              {k: v[1] for k, v in stats.step_seconds.items()}),
         )
+        yield self._family(GaugeMetricFamily, "radiance:draft_constant_depth_rate", "Tokens a priced second, had every step "
+                           "drafted so deep", {(str(k),): v for k, v in stats.constant_depth_rate.items()}, ["depth"])
         for name, text, label, values in labelled:
             yield self._family(CounterMetricFamily, name, text, {(str(k),): v for k, v in sorted(values.items())},
                                [label])

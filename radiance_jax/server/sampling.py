@@ -23,6 +23,7 @@ def _shared(body: SamplingFields, defaults: dict[str, Any]) -> dict[str, Any]:
         values["logit_bias"] = _logit_bias(body.logit_bias)
     if body.speculative is not None:
         values["max_draft_tokens"] = _draft_cap(body)
+        values["draft_window"] = body.speculative.window
     return values
 
 

@@ -29,6 +29,7 @@ class Speculative(Strict):
     enabled: bool = True
     max_draft_tokens: int | None = Field(None, ge=0)
     n_max: int | None = Field(None, ge=0)
+    window: Literal["fixed", "adaptive"] | None = None
 
 
 class ResponseFormat(Strict):

@@ -3,9 +3,18 @@
 import jax
 import jax.numpy as jnp
 
+from radiance_jax.spec.evidence import EDGES
+
 
 def propose(tokens: jax.Array, length: jax.Array, *, longest: int, shortest: int, window: int) -> tuple[jax.Array, jax.Array]:
-    """tokens int32 [S, T] of which `length` [S] are committed, to drafts [S, window] and their number [S].
+    """Drafts [S, window] and their number [S]: `look` without the evidence."""
+    return look(tokens, length, longest=longest, shortest=shortest, window=window)[:2]
+
+
+def look(tokens: jax.Array, length: jax.Array, *, longest: int, shortest: int,
+         window: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """tokens int32 [S, T] of which `length` [S] are committed, to drafts [S, window], their number [S], and their
+    agreement [S]: how many tokens before them equal those before the anchor's end, counted up to the last of `EDGES`.
 
     Every position at once: `run[j]` counts how many tokens ending at j agree with as many ending at the last one.
     The best match is the largest (min(run, longest), j); what follows it is the proposal. Drafts behind the committed
@@ -25,4 +34,12 @@ def propose(tokens: jax.Array, length: jax.Array, *, longest: int, shortest: int
     found = jnp.take_along_axis(score, best[:, None], axis=1)[:, 0] >= 0
     count = jnp.where(found, jnp.clip(length - 1 - best, 0, window), 0)
     index = jnp.minimum(best[:, None] + 1 + jnp.arange(window, dtype=jnp.int32), capacity - 1)
-    return jnp.take_along_axis(tokens, index, axis=1), count
+    return jnp.take_along_axis(tokens, index, axis=1), count, _agreement(tokens, best, length - 1)
+
+
+def _agreement(tokens: jax.Array, end: jax.Array, last: jax.Array) -> jax.Array:
+    """Tokens up to place `end` [S] that equal those up to `last` [S]."""
+    back = jnp.arange(EDGES[-1], dtype=jnp.int32)[None]
+    here, there = (at[:, None] - back for at in (end, last))
+    same = jnp.take_along_axis(tokens, jnp.maximum(here, 0), axis=1) == jnp.take_along_axis(tokens, jnp.maximum(there, 0), axis=1)
+    return jnp.cumprod((same & (here >= 0)).astype(jnp.int32), axis=1).sum(1)

@@ -60,13 +60,13 @@ def test_each_mode_follows_each_other_equally_often():
     assert speed.turn([], 3) == []
 
 
-@pytest.mark.parametrize("modes", ["off,on", pytest.param("off-fast,off,on", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("modes", ["off,on,fixed:2", pytest.param("off-fast,off,on,fixed:2", marks=pytest.mark.slow)])
 def test_speed_measures_every_cell_and_keeps_bits(tiny, cache, tmp_path, capsys, modes):
     own = tmp_path / "own.jsonl"
     own.write_text("".join(json.dumps({"prompt_ids": [5 + i, 6, 7, 5 + i, 6, 7, 5 + i]}) + "\n" for i in range(3)))
     out = tmp_path / "speed.json"
     argv = [tiny, "--prompts", str(own), "--sequences", "1,2", "--rounds", "2", "--max-tokens", "12", "--fast-dtypes", "f32",
-            "--modes", modes, "--out", str(out), "--peer-llama-cpp", sys.executable,
+            "--modes", modes, "--out", str(out), "--trace-out", str(tmp_path / "traces.jsonl"), "--peer-llama-cpp", sys.executable,
             "--peer-models", tiny + "/config.json", *ENGINE, *cache]
     speed_peer = {"decode_tokens_per_s": 5.0, "overall_tokens_per_s": 4.0, "cpu_share": 0.5}
     with pytest.MonkeyPatch.context() as patch:
@@ -79,16 +79,23 @@ def test_speed_measures_every_cell_and_keeps_bits(tiny, cache, tmp_path, capsys,
     assert result["command"].startswith("python -m radiance_jax.bench speed ") and result["versions"]["jax"]
     assert [(each["set"], each["live"]) for each in result["cells"]] == [("own", 1), ("own", 2)]
     for cell in result["cells"]:
-        assert list(cell["modes"]) == [*fast, "off", "on"] and cell["fastest_off"] in [*fast, "off"]
+        assert list(cell["modes"]) == [*fast, "off", "on", "fixed:2"] and cell["fastest_off"] in [*fast, "off"]
         for name, mode in cell["modes"].items():
             identity = mode["identity"]
             assert identity["completion_tokens"] == mode["tokens"] == 3 * 2 * 12
             assert identity["committed"] + identity["requests"] - identity["cut"] == identity["completion_tokens"]
             assert 0 <= identity["cut"] <= identity["requests"]
-            assert bool(mode["draft_tokens"]) == (name == "on")
-        assert list(cell["ratios"]) == [f"on/{each}" for each in [*fast, "off"]]
-        assert len(cell["ratios"]["on/off"]["overall_by_round"]) == 2
+            assert mode["draft_tokens"] > 0 if name == "fixed:2" else name == "on" or not mode["draft_tokens"]
+        assert list(cell["ratios"]) == [f"on/{each}" for each in [*fast, "off", "fixed:2"]]
+        rounds = cell["ratios"]["on/off"]
+        assert len(rounds["overall_by_round"]) == 2
+        assert rounds["overall_ratio_ci95"][0] <= rounds["overall_ratio"] <= rounds["overall_ratio_ci95"][1]
         assert all(cell["ids_as_off_fast"][each]["prompts"] == 3 for each in fast)
+
+
+    capsys.readouterr()
+    assert bench.main(["policy", "--traces", str(tmp_path / "traces.jsonl"), "--sequences", "1", "--depth", "3"]) == 0
+    assert "Policies, prices: recorded" in capsys.readouterr().out
 
 
 def test_a_broken_promise_is_status_1_and_names_the_prompt(tiny, cache, tmp_path, capsys, monkeypatch):

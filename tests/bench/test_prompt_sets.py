@@ -17,6 +17,13 @@ def test_the_sets_of_the_package_come_with_their_licences():
     assert len(prompt_sets.load(SpeedConfig(sets="copy", limit=3))) == 3
 
 
+def test_each_task_is_a_set_and_prompts_may_be_repeated():
+    prompts = prompt_sets.load(SpeedConfig(sets="tasks", limit=2, repeat=3))
+    assert [each.set for each in prompts[:12:2]] == ["multi-turn", "translation", "summarisation", "qa", "maths", "rag"]
+    assert len(prompts) == 6 * 2 * 3 and len({(each.set, each.id) for each in prompts}) == len(prompts)
+    assert [each.id for each in prompts if each.set == "qa"][::2] == ["Spec-Bench/321", "Spec-Bench/321#2", "Spec-Bench/321#3"]
+
+
 @pytest.fixture
 def file(tmp_path):
     def write(*lines: str) -> str:
@@ -59,4 +66,4 @@ def test_a_missing_file():
 
 def test_every_line_of_the_package_is_one_object():
     for path in prompt_sets.FOLDER.glob("*.jsonl"):
-        assert all(set(json.loads(line)) == {"id", "prompt"} for line in path.read_text(encoding="utf-8").splitlines())
+        assert all(set(json.loads(line)) - {"set"} == {"id", "prompt"} for line in path.read_text(encoding="utf-8").splitlines())

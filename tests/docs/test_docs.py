@@ -10,7 +10,8 @@ from radiance_jax.server.app import ROUTES
 from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "drafters", "new_drafter")]
+PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "drafters", "new_drafter",
+                                          "policy")]
 
 
 def text(name: str) -> str:
@@ -23,7 +24,8 @@ def test_the_page_of_flags_is_up_to_date():
 
 def sample_names() -> set[str]:
     """Every metric's name as a dashboard writes it: counters with _total, histograms without a suffix."""
-    stats = EngineStats(accepted_per_position=[1], depth={1: 1}, by_proposer={"lookup": (2, 1)}, step_seconds={4: (1, 0.1)},
+    stats = EngineStats(accepted_per_position=[1], reached_per_position=[1], depth={1: 1}, chosen_depth={1: 1},
+                        by_proposer={"lookup": (2, 1)}, constant_depth_rate={1: 1.0}, step_seconds={4: (1, 0.1)},
                         finished={"stop": 1})
     lines = metrics.render(lambda: stats, "m").decode().splitlines()
     names = {line.split("{")[0] for line in lines if not line.startswith("#")}

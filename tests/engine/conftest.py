@@ -79,7 +79,7 @@ def harness(tiny, tmp_path_factory):
 
     def make(**options) -> Harness:
         options = {"dtype": "f32", "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 32, "page_size": 16,
-                   "num_speculative_tokens": 7} | options
+                   "num_speculative_tokens": 7, "draft_window": "fixed"} | options
         key = tuple(sorted(options.items()))
         if key not in made:
             config = EngineConfig(model=str(tiny), cache_dir=str(cache), **options)

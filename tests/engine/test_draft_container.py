@@ -56,7 +56,7 @@ def start(container, lines, until=None, **options) -> Engine:
 
 def test_a_container_drafts_with_the_drafter_that_was_merged_into_it(container):
     lines = []
-    engine = start(container, lines)
+    engine = start(container, lines, draft_window="fixed")
     try:
         one = Harness(engine)
         drafted = one.ask((5, 9, 30), max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=3)
@@ -90,5 +90,5 @@ def test_a_drafter_of_another_target_is_refused_when_a_container_is_opened(conta
     opened = rad.open_rad(container)
     other = opened.draft_config | {"num_target_layers": 9, "target_layer_ids": [1]}
     monkeypatch.setattr(rad.RadFile, "draft_config", property(lambda self: other, lambda self, value: None), raising=False)
-    with pytest.raises(ModelError, match="num_target_layers must be the target's 2; got 9"):
+    with pytest.raises(ModelError, match="the number of layers it counts must be the target's 2; got 9"):
         start(container, [])

@@ -14,7 +14,7 @@ def test_drafting_changes_no_bit_of_a_family(tmp_path, family, tp):
     folder = tiny_model.make(tmp_path / "model", architectures=[f"{family}ForCausalLM"], model_type=family.lower())
     one = Harness(Engine.load(EngineConfig(
         model=str(folder), cache_dir=str(tmp_path), dtype="f32", max_model_len=128, max_num_seqs=2, page_size=16,
-        max_num_batched_tokens=16, num_speculative_tokens=7, mesh=f"tp={tp}"), lambda line: None))
+        max_num_batched_tokens=16, num_speculative_tokens=7, draft_window="fixed", mesh=f"tp={tp}"), lambda line: None))
     try:
         accepted = 0
         for params in (GREEDY, SEEDED):

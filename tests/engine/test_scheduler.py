@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from radiance_jax.engine.pages import PagePool
-from radiance_jax.engine.scheduler import Plan, Scheduler
+from radiance_jax.engine.scheduler import Plan, Scheduler, always
 from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
 from simulated_device import HOST_STOP, SimulatedDevice, answer, make_sequence
@@ -33,7 +33,7 @@ class Episode:
         self.device = SimulatedDevice(self.capacity, self.chance, self.mean_length)
         steady = self.chance.random() < 0.5
         depth_of = lambda _: self.capacity.depth if steady else self.chance.randint(0, 9)  # noqa: E731
-        self.scheduler = Scheduler(self.capacity, depth_of)
+        self.scheduler = Scheduler(self.capacity, always(depth_of))
         self.live: dict[int, Sequence] = {}
         self.finished: dict[int, Sequence] = {}
         self.aborted: set[int] = set()
@@ -157,7 +157,7 @@ def test_the_episodes_met_what_they_are_for():
 
 
 def planned(capacity: Capacity, prompts: list[int], limit: int = 30) -> tuple[Scheduler, list[Sequence], Plan]:
-    scheduler = Scheduler(capacity, lambda _: capacity.depth)
+    scheduler = Scheduler(capacity, always(lambda _: capacity.depth))
     sequences = [make_sequence(number, prompt, limit) for number, prompt in enumerate(prompts)]
     for sequence in sequences:
         scheduler.add(sequence)

@@ -4,14 +4,16 @@ A later part (a cache, trees, another drafter) is one more entry of `AXES`: what
 of the request, and how its activity is proven.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, count
 from typing import Any
 
 import numpy as np
 
+from radiance_jax.spec.policies import POLICIES
 from tests.exactness.lab import DRAFTERS, Answer, Lab, Request
 from tests.exactness.requests import ALL, LONG
 
@@ -53,6 +55,39 @@ def _mates(lab: Lab, request: Request, count: int) -> Iterator[None]:
         each.wait()
 
 
+@contextmanager
+def _policy(lab: Lab, request: Request, name: str) -> Iterator[None]:
+    """A drafting policy that decides anew before every step of the request."""
+    planner, turn, chance = lab.engine._planner, count(), random.Random(request.seed)
+    rules, lab.depths, lab.caps = planner.rules, set(), set()
+
+    def anything(bids, *_):
+        return [tuple(chance.randint(0, cap) for cap in bid.caps) for bid in bids]
+
+    every = [*POLICIES.values(), anything]
+
+    def choose(*bargain):
+        policy = {"random": anything, "switching": every[next(turn) % len(every)]}.get(name) or POLICIES[name]
+        plan = policy(*bargain)
+        lab.depths |= set(plan)
+        lab.caps |= {max(bid.caps) for bid in bargain[0]}
+        return plan
+
+    planner.rules = replace(rules, policy=choose)
+    try:
+        yield
+    finally:
+        lab.idle()
+        planner.rules = rules
+
+
+def _policy_active(name: str, facts: "Facts", lab: Lab) -> bool:
+    """What never drafts did not; what changes its mind did so while the request ran, if a step had room for drafts."""
+    if name == "off":
+        return facts.answer.stats.num_draft_tokens == 0
+    return len(lab.depths) > 1 if name in ("random", "switching") and max(lab.caps) else bool(lab.depths)
+
+
 AXES: dict[str, Axis] = {
     "drafter": Axis(values=tuple(DRAFTERS), around=_drafter),
     "depth": Axis(values=(0, 1, 3, 7, 16, 31), asks=lambda depth: {"max_draft_tokens": depth},
@@ -62,6 +97,8 @@ AXES: dict[str, Axis] = {
                   >= -(-facts.answer.stats.prompt_tokens // rows)),
     "mates": Axis(values=(1, 3, 6), around=_mates),
     "slot": Axis(values=(1, 4, 7), around=lambda lab, request, slot: lab.slot(slot)),
+    "policy": Axis(values=(*POLICIES, "random", "switching"), around=_policy, active=_policy_active,
+                   asks=lambda name: {"draft_window": "adaptive"}),
     "preempted": Axis(values=(1, 2), around=lambda lab, request, step: lab.preempting(step, step + 2),
                       active=lambda step, facts, lab: facts.preemptions > 0),
     "pool": Axis(values=(9, 14), around=lambda lab, request, pages: lab.pool(pages),

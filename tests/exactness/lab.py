@@ -120,7 +120,7 @@ def same(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
 def options_of(model: Path, kind: str, tp: int, cache: Path | None, **changes) -> EngineConfig:
     return EngineConfig(**dict(
         model=str(model), mesh=f"tp={tp}", dtype=targets.KINDS[kind][1], max_model_len=LENGTH, max_num_seqs=SLOTS,
-        max_num_batched_tokens=ROWS, page_size=PAGE, num_speculative_tokens=DEPTH, cache_dir=str(cache),
+        max_num_batched_tokens=ROWS, page_size=PAGE, num_speculative_tokens=DEPTH, draft_window="fixed", cache_dir=str(cache),
         compile_cache=cache is not None) | changes)
 
 

@@ -21,6 +21,7 @@ from radiance_jax.models.draft import registry
 from radiance_jax.models.draft.backbone import BlockDrafter
 from radiance_jax.models.load import place_params
 from radiance_jax.models.partition import partition
+from radiance_jax.spec import evidence
 from tests.exactness import targets
 from tests.exactness.lab import Lab, hooks_of
 from tests.spec.toy_drafter import Toy
@@ -87,9 +88,22 @@ def toy(kind: str) -> Read:
 
 
 def open_lab(kind: str, tp: int, folder: Path, drafter: BlockDrafter = TOY, base: Hooks | None = None, **changes) -> Lab:
-    """A laboratory whose drafter has random weights."""
+    """A laboratory whose drafter has random weights, and proposes whatever lookup finds."""
     hooks = replace(base or hooks_of(DEPTH), drafter=(drafter, random_tensors(drafter)))
-    return Lab.open(kind, tp, folder, hooks, num_speculative_tokens="auto", **changes)
+    lab = Lab.open(kind, tp, folder, hooks, num_speculative_tokens="auto", **changes)
+    lab.built = replace(lab.built, rules=replace(lab.built.rules, policy=drafter_alone))
+    lab.restart()
+    return lab
+
+
+def drafter_alone(bids, *_):
+    """A drafting policy: no copies, all that the drafter proposes."""
+    return [tuple(cap if level == evidence.NEURAL else 0 for level, cap in enumerate(bid.caps)) for bid in bids]
+
+
+def copies_first(bids, *_):
+    """A drafting policy: whatever lookup finds, and the drafter where it finds nothing."""
+    return [evidence.alike(max(bid.caps)) for bid in bids]
 
 
 @contextmanager

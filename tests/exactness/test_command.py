@@ -25,7 +25,7 @@ def test_a_tiny_model_passes(folder, capsys):
         "exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--prompts",
         "2", "--max-tokens", "6", "--chunks", "3", "--depths", "0,2,4", "--soak", "30", "--out", str(out),
         "--cache-dir", str(folder),
-        "--axes", "again,crowd,chunks,rejected,accepted,pattern,depth,preempted,echo,soak"])
+        "--axes", "again,crowd,policy,chunks,rejected,accepted,pattern,depth,preempted,echo,soak"])
     result = json.loads(out.read_text())
     assert status == 0, [each for each in result["axes"] if each["differences"] or not each["proven"]]
     assert result["bit_exact"] and result["compiles_after_warmup"] == 0

@@ -1,6 +1,7 @@
 """A neural drafter changes no bit; and it is fed what it needs, which no output can show: its acceptance does."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,6 +72,19 @@ def test_eight_at_once(lab):
         assert lab.check(each, answer, "in a crowd").stats.num_draft_tokens > 0
 
 
+def test_copies_beside_the_drafter(lab):
+    planner, before = lab.engine._planner, lab.engine.stats().by_proposer
+    rules = planner.rules
+    planner.rules = replace(rules, policy=neural.copies_first)
+    try:
+        for each, answer in zip(ALL[:8], lab.ask_all(ALL[:8]), strict=True):
+            lab.check(each, answer, "copied and drafted")
+    finally:
+        planner.rules = rules
+    after = lab.engine.stats().by_proposer
+    assert all(after[who][0] > before.get(who, (0, 0))[0] for who in ("lookup", "neural")), (before, after)
+
+
 def test_drafts_forced_over_the_drafters(lab):
     for each, pattern in ((GREEDY, (3, 0, DEPTH, 1)), (WARM, (0, 2))):
         lab.accepting(each, *pattern)
@@ -79,7 +93,8 @@ def test_drafts_forced_over_the_drafters(lab):
 
 
 def test_every_circumstance(lab):
-    for name, value in (("chunk", 7), ("mates", 6), ("slot", 4), ("preempted", 2), ("depth", 3), ("drafter", "pattern")):
+    for name, value in (("chunk", 7), ("mates", 6), ("slot", 4), ("preempted", 2), ("depth", 3), ("drafter", "pattern"),
+                        ("policy", "adaptive"), ("policy", "switching")):
         axes.run(lab, WARM, {name: value})
     axes.run(lab, LONG[1], {"chunk": 16, "preempted": 1})
 

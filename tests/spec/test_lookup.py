@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radiance_jax.spec import lookup, lookup_device
+from radiance_jax.spec.evidence import level
+from radiance_jax.spec.shadow import Shadow
 
 SLOTS, CAPACITY = 16, 32
 VARIANTS = ((4, 1, 5), (4, 2, 3), (3, 3, 7), (1, 1, 4), (6, 2, 40))  # longest, shortest, window
@@ -21,6 +23,8 @@ def compiled(variant):
 
 
 PROGRAMS = {variant: compiled(variant) for variant in VARIANTS}
+LOOKING = {(longest, shortest, window): jax.jit(partial(lookup_device.look, longest=longest, shortest=shortest, window=window))
+           for longest, shortest, window in VARIANTS}
 
 
 def on_device(variant, tokens: np.ndarray, length: np.ndarray) -> list[list[int]]:
@@ -104,3 +108,19 @@ def test_the_longest_match_wins_then_the_latest():
     tokens[1, :12] = (1, 2, 3, 5, 1, 2, 3, 6, 0, 1, 2, 3)  # the later of two equal matches stood before 6
     found = on_device((4, 2, 3), tokens, np.array([12, 12], np.int32))
     assert [drafts[0] for drafts in found] == [5, 6]
+
+
+@settings(max_examples=10, deadline=None)
+@given(histories())
+def test_the_evidence_on_the_device_is_that_of_the_host(history):
+    """The level by which the device picks a depth is the one under which the host keeps its record."""
+    tokens, length = history
+    for variant in VARIANTS:
+        longest, shortest, window = variant
+        _, count, agreement = map(np.asarray, LOOKING[variant](tokens, length))
+        for row, n, found, agrees in zip(tokens.tolist(), length, count, agreement, strict=True):
+            shadow = Shadow(longest=longest, shortest=shortest, window=window)
+            shadow.read(row[:max(n - 1, 0)])
+            for token in row[max(n - 1, 0):n]:
+                shadow.push(token, lambda *_: None)
+            assert shadow.count == found and (not found or shadow.level == level(agrees))

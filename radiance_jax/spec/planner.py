@@ -1,0 +1,257 @@
+"""The drafting policy at work: from what was read of past steps to the depths of the next one. Host only, no jax.
+
+    tokens read -> shadow (what lookup had proposed) -> record (acceptance, by evidence) --\
+    steps timed -> cost table -------------------------------------------------------------> window -> depths
+
+It never sees a token of the step it plans for, and no decision can change an answer: what is verified is verified by
+agreement. Decisions are functions of what was told to it, in order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from radiance_jax.spec import short
+from radiance_jax.spec.cost import CostTable
+from radiance_jax.spec.counts import Counts
+from radiance_jax.spec.evidence import LOOKUP_LEVELS, NEURAL, NOTHING, Depths
+from radiance_jax.spec.policies import Policy, adaptive
+from radiance_jax.spec.record import OWN_KEEP, OWN_WEIGHT, SHARED_KEEP, SHARED_WEIGHT, Acceptance, Flow, band
+from radiance_jax.spec.shadow import Shadow
+from radiance_jax.spec.window import Bid, products, runner_up, worth
+
+PROBE_EVERY = 256  # decode steps between looks at the second best depths
+PROBE_NEW = 16  # the same, where those would run steps that were never measured
+REFRESH = 16  # plans after which a sequence's gains are worked out again, if nothing new was seen of itself
+NEVER = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the settings say. `depth`: K; `lookup`: how much of it lookup may propose (None: all, 0: nothing). `p_min`: the least acceptance rate of a draft worth its row. `short_from`: decoding
+    sequences from which drafts are cut to a short block. `as_planned`: rows are paid when planned, found or not. `neural`:
+    a neural drafter proposes wherever lookup's proposal is left alone."""
+
+    depth: int
+    longest: int
+    shortest: int
+    as_planned: bool
+    lookup: int | None = None
+    neural: bool = False
+    p_min: float = 0.0
+    short_from: int = NEVER
+    policy: Policy = adaptive
+
+    @property
+    def window(self) -> int:
+        """The most tokens that lookup proposes."""
+        return self.depth if self.lookup is None else self.lookup
+
+
+@dataclass(frozen=True)
+class Want:
+    """A sequence that decodes in the next step, with at most `cap` drafts. `fixed`: its request asks for just those."""
+
+    key: int
+    cap: int
+    fixed: bool = False
+
+
+@dataclass
+class Track:
+    """What is known of one sequence."""
+
+    shadow: Shadow
+    acceptance: Acceptance
+    flow: Flow
+    neural: dict[int, Acceptance] = field(default_factory=dict)  # by block length: a shorter block is another input
+    level: int = NOTHING  # of the step read last; `shadow.level` is that of the step after it
+    last: Depths | None = None
+    gains: tuple[tuple, list[tuple[float, ...]]] | None = None  # of lookup, and what they were worked out from
+
+
+Way = tuple[list[Bid], np.ndarray, list[Depths]]  # bids, prices, and the plan made of them
+
+
+class Planner:
+    def __init__(self, rules: Rules, cost: CostTable, drafting_cost: CostTable | None = None):
+        """`cost` prices steps in which no neural drafter runs, `drafting_cost` those in which one does."""
+        self.rules, self.cost, self.counts = rules, cost, Counts()
+        self.drafting_cost = drafting_cost or CostTable(cost.charge)
+        self.counts.constant = [[0.0, 0.0] for _ in range(rules.depth + 1)]
+        self._tracks: dict[int, Track] = {}
+        self._shared: dict[tuple[int, int], Acceptance] = {}
+        self._flow = Flow(SHARED_KEEP, SHARED_WEIGHT)
+        self._short = short.Short(rules.short_from)
+        self._rows: list[tuple[int, int, int, int]] = []  # of the step being read: found, cap, allowed, drafted
+        self._drafter_ran = False  # in it
+        self._since_probe, self._probed, self._plans = 0, -1, 0
+
+    # ---- what was read ----
+
+    def read(self, key: int, tokens: Sequence[int]) -> None:
+        """A sequence's tokens up to here are given: a prompt's chunk was computed. Tokens known before may come again."""
+        shadow = self._track(key, len(tokens)).shadow
+        shadow.read(tokens[len(shadow.tokens):])
+
+    def drawn(self, key: int, tokens: Sequence[int]) -> None:
+        """Tokens were drawn; `tokens` are all of the sequence's."""
+        track = self._track(key, len(tokens))
+        track.acceptance.behind = self._record(len(tokens), self.rules.depth)
+        for token in tokens[len(track.shadow.tokens):]:
+            track.shadow.push(token, track.acceptance.add)
+
+    def verified(self, key: int, tokens: Sequence[int], allowed: Depths, cap: int, drafted: int, accepted: int,
+                 neural: bool = False) -> bool:
+        """A decode step of a sequence was read: `allowed` were the depths sent, at most `cap`; `tokens` are all of the
+        sequence's; `neural`: who drafted. Returns whether a proposal was deferred: found, and left alone though the request
+        would have had it."""
+        track = self._track(key, len(tokens))
+        shadow, counts = track.shadow, self.counts
+        level, found = shadow.level, min(shadow.count, cap)
+        if neural and drafted:
+            self._neural(track, len(tokens), self._block(allowed)).add_verdict(NEURAL, drafted, accepted)
+        self._drafter_ran |= self.rules.neural and allowed[NEURAL] > 0
+        self._flow_on(track, level if found else NOTHING)
+        shadow.anchor()
+        self.drawn(key, tokens)
+        for right in shadow.judged:
+            for depth, constant in enumerate(counts.constant):
+                constant[0] += 1 + min(depth, cap, right)
+        shadow.judged.clear()
+        deepest = max(allowed, default=0)
+        counts.own[0] += 1 + accepted
+        counts.chosen[deepest] = counts.chosen.get(deepest, 0) + 1
+        counts.reached += [0] * (drafted - len(counts.reached))
+        for place in range(min(accepted + 1, drafted)):
+            counts.reached[place] += 1
+        self._rows.append((found, cap, deepest, drafted))
+        if drafted and key == self._probed:
+            self._since_probe, self._probed = 0, -1
+            counts.probes += 1
+        deferred = bool(found and not drafted and not allowed[level])
+        counts.deferred += deferred
+        return deferred
+
+    def stepped(self, rows: int, seconds: float, prompts: int) -> None:
+        """The whole step was read: it was paid for `rows` rows, `prompts` of them of prompts. Steps that only decode
+        are filed; the others are cheaper by the draws that prompts do not need."""
+        steps, self._rows, ran, self._drafter_ran = self._rows, [], self._drafter_ran, False
+        if not steps:
+            return
+        cost = self.drafting_cost if ran else self.cost
+        if not prompts:
+            cost.observe(rows, seconds)
+        curve = cost.curve(prompts + sum(1 + cap for _, cap, _, _ in steps))
+        planned = self.rules.as_planned
+        self.counts.own[1] += curve[prompts + sum(1 + (allowed if planned else drafted) for _, _, allowed, drafted in steps)]
+        for depth, constant in enumerate(self.counts.constant):
+            constant[1] += curve[prompts + sum(1 + min(depth, cap if planned else found) for found, cap, _, _ in steps)]
+
+    def forget(self, key: int) -> None:
+        """The sequence has ended."""
+        self._tracks.pop(key, None)
+        if key == self._probed:
+            self._probed = -1
+
+    # ---- what is to be done ----
+
+    def plan(self, wants: Sequence[Want], prompts: int = 0) -> list[Depths]:
+        """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it."""
+        if not wants:
+            return []
+        self._plans += 1
+        most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
+        rows = prompts + sum(1 + min(want.cap, most) for want in wants) + 1
+        bids, curve = [self._bid(want, most) for want in wants], self.cost.curve(rows)
+        plan = self.rules.policy(bids, curve, prompts, self.rules.as_planned)
+        if self.rules.neural:
+            bids, curve, plan = self._with_drafter(wants, most, rows, (bids, curve, plan), prompts)
+        for want, depths in zip(wants, plan, strict=True):
+            self._tracks[want.key].last = depths
+        return self._probe(wants, bids, plan, curve, prompts)
+
+    def _with_drafter(self, wants: Sequence[Want], most: int, rows: int, without: Way, prompts: int) -> Way:
+        """Running the drafter at all costs a step its pass: the better of the plan without it, at the price of steps without,
+        and one with it, at the price of steps with. Until such steps were measured they count as costing the same."""
+        bids = [self._bid(want, most, neural=True) for want in wants]
+        curve = self.drafting_cost.curve(rows) if self.drafting_cost.measured() else without[1]
+        with_ = bids, curve, self.rules.policy(bids, curve, prompts, self.rules.as_planned)
+        gains, stays = (worth(bids, plan, curve, prompts, self.rules.as_planned) for bids, curve, plan in (with_, without))
+        return with_ if gains > stays or any(want.fixed for want in wants) else without
+
+    def _bid(self, want: Want, depth: int, neural: bool = False) -> Bid:
+        track = self._track(want.key, 0)
+        cap = min(want.cap, depth)
+        source = (min(cap, self.rules.window), self.rules.p_min, track.acceptance.version, self._plans // REFRESH)
+        if track.gains is None or track.gains[0] != source:
+            track.gains = source, [self._gains(track.acceptance, level, source[0]) for level in range(LOOKUP_LEVELS)]
+        gains = list(track.gains[1])
+        chance = [*track.flow.after(track.shadow.level)][1:]
+        if neural:
+            own = self._gains(self._neural(track, len(track.shadow.tokens), depth), NEURAL, cap)
+            for level in range(LOOKUP_LEVELS):
+                if sum(gains[level]) <= sum(own):  # this sequence is better drafted than copied, on such evidence
+                    gains[level], chance[level] = (), 0.0
+            gains, chance = [*gains, own], [*chance, 1 - sum(chance)]
+        else:
+            gains, chance = [*gains, ()], [*chance, 0.0]
+        return Bid(chance=tuple(chance), gains=tuple(gains), fixed=want.fixed, last=track.last)
+
+    def _gains(self, record: Acceptance, level: int, cap: int) -> tuple[float, ...]:
+        rates = record.rates(level, cap)
+        return products(rates[:next((place for place, rate in enumerate(rates) if rate < self.rules.p_min), cap)])
+
+    def _probe(self, wants: Sequence[Want], bids: Sequence[Bid], plan: list[Depths], curve: np.ndarray,
+               prompts: int) -> list[Depths]:
+        """Once in a while one sequence takes its second best depths, until it has met a proposal: so the table knows what
+        steps cost now that are not taken otherwise."""
+        self._since_probe += 1
+        if self._since_probe < PROBE_NEW or self.rules.policy is not adaptive or prompts:
+            return plan
+        keys = [want.key for want in wants]
+        if self._probed not in keys:
+            able = [want.key for want, bid in zip(wants, bids, strict=True) if max(bid.caps) and not bid.fixed]
+            if not able:
+                return plan
+            self._probed = able[self.counts.probes % len(able)]
+        at = keys.index(self._probed)
+        means = [1 + (max(depths) if self.rules.as_planned else
+                      sum(chance * depth for chance, depth in zip(bid.chance, depths, strict=True)))
+                 for bid, depths in zip(bids, plan, strict=True)]
+        others = round(sum(means) - means[at])
+        tokens = len(bids) + sum(chance * sum(gains[:depth]) for bid, depths in zip(bids, plan, strict=True)
+                                 for chance, gains, depth in zip(bid.chance, bid.gains, depths, strict=True))
+        rate = tokens / curve[round(sum(means))]
+        other = runner_up(bids[at], plan[at], others, rate, curve, self.rules.as_planned)
+        if self._since_probe >= PROBE_EVERY or not self.cost.knows(others + 1 + max(other)):
+            plan[at] = other
+        return plan
+
+    def _block(self, allowed: Depths) -> int:
+        """The drafter's block of a step in which so much was allowed."""
+        return short.ROWS - 1 if self._short.on and allowed[NEURAL] < short.ROWS else self.rules.depth
+
+    def _record(self, length: int, block: int) -> Acceptance:
+        """Everyone's, for a context of this length."""
+        return self._shared.setdefault((band(length), block), Acceptance(self.rules.depth or 1, SHARED_KEEP, SHARED_WEIGHT))
+
+    def _neural(self, track: Track, length: int, block: int) -> Acceptance:
+        if block not in track.neural:
+            track.neural[block] = Acceptance(self.rules.depth or 1, OWN_KEEP, OWN_WEIGHT, self._record(length, block))
+        return track.neural[block]
+
+    def _track(self, key: int, length: int) -> Track:
+        track = self._tracks.get(key)
+        if track is None:
+            shared = self._record(length, self.rules.depth)
+            track = self._tracks[key] = Track(
+                shadow=Shadow(longest=self.rules.longest, shortest=self.rules.shortest, window=self.rules.window),
+                acceptance=Acceptance(self.rules.depth or 1, OWN_KEEP, OWN_WEIGHT, shared),
+                flow=Flow(OWN_KEEP, OWN_WEIGHT, self._flow))
+        return track
+
+    def _flow_on(self, track: Track, level: int) -> None:
+        track.flow.add(track.level, level)
+        track.level = level

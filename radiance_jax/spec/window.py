@@ -1,0 +1,206 @@
+"""How deep to draft: the depths that give the whole batch the most committed tokens per measured second.
+
+A sequence that verifies d drafts commits E(d) = 1 + sum over j <= d of the product of its first j acceptance rates (the
+target always adds one token). A step lasts T(rows), measured. So the batch gets
+
+    sum of E(d_i) / T(sum of 1 + d_i)
+
+tokens a second, and the depths that maximise it are chosen, 0 included. What a row costs depends on the machine: on a GPU
+the program is picked for the rows *planned* (`planned`), on a CPU only rows that turn out *live* cost (`live`), and a
+sequence whose lookup finds nothing has one. Both are pure functions: equal inputs give equal depths.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from radiance_jax.spec.evidence import Depths
+
+MARGIN = 0.02  # of a step's tokens, by which other depths must beat the last ones: estimates tremble, decisions need not
+SWEEPS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bid:
+    """What one decoding sequence brings to the bargain.
+
+    `chance[l]`: how likely it meets a proposal of level l (the rest: none). `gains[l][j]`: how likely drafts 0 to j of such
+    a proposal are all right; its length is the most drafts that may be verified. `fixed`: drafts as deep as it may,
+    whatever that costs. `last`: its depths of the step before, None if it is new.
+    """
+
+    chance: tuple[float, ...]
+    gains: tuple[tuple[float, ...], ...]
+    fixed: bool = False
+    last: Depths | None = None
+
+    @property
+    def caps(self) -> Depths:
+        return tuple(map(len, self.gains))
+
+    def last_or_none(self) -> Depths:
+        """The depths of the step before, as far as they are still allowed."""
+        if self.fixed:
+            return self.caps
+        return tuple(map(min, self.last or (0,) * len(self.gains), self.caps))
+
+
+def expected(rates: Sequence[float]) -> float:
+    """E(d) of d conditional acceptance rates.
+
+    In:  (0.5, 0.5)    Out: 1 + 0.5 + 0.25
+    """
+    return 1.0 + sum(products(rates))
+
+
+def products(rates: Sequence[float]) -> tuple[float, ...]:
+    """In: (0.5, 0.4)    Out: (0.5, 0.2)"""
+    out, product = [], 1.0
+    for rate in rates:
+        product *= rate
+        out.append(product)
+    return tuple(out)
+
+
+def worth(bids: Sequence[Bid], plan: Sequence[Depths], curve: np.ndarray, prompts: int, as_planned: bool) -> float:
+    """Tokens a second that a plan is expected to make."""
+    if as_planned:
+        return _tokens(bids, plan) / float(curve[prompts + sum(1 + max(depths, default=0) for depths in plan)])
+    return speed(bids, plan, curve[prompts:])
+
+
+# ---- rows that are planned are paid -----------------------------------------------------------------------------
+
+
+def planned(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: float = MARGIN) -> list[Depths]:
+    """The exact optimum. Every further row of a sequence gains less than the one before, so the best plan of n rows takes
+    the n likeliest; only n is to be chosen. `prompts` rows are in the step besides; `curve[n]` prices n rows.
+
+    A depth is one for all levels: the row is paid whatever is found.
+    """
+    gains = list(map(_mean_gains, bids))
+    depths = [len(mean) if bid.fixed else 0 for bid, mean in zip(bids, gains, strict=True)]
+    tokens = float(len(bids)) + sum(sum(mean) for bid, mean in zip(bids, gains, strict=True) if bid.fixed)
+    offers = [(-gain, place, i) for i, (bid, mean) in enumerate(zip(bids, gains, strict=True)) if not bid.fixed
+              for place, gain in enumerate(mean) if gain > 0]
+    offers.sort()
+    rows = len(bids) + sum(depths) + prompts
+    price = curve[:rows + len(offers) + 1].tolist()
+    best, taken, reached = tokens / price[rows], 0, tokens
+    least = best * (1 + 2 * margin)  # of a plan that costs more than none: of many guesses the best is guessed too high
+    for number, (loss, _, _) in enumerate(offers, start=1):
+        reached -= loss
+        rate = reached / price[rows + number]
+        if rate > best and (rate >= least or price[rows + number] == price[rows]):
+            best, taken = rate, number
+    for _, _, i in offers[:taken]:
+        depths[i] += 1
+    last = [max(bid.last_or_none(), default=0) for bid in bids]
+    stay = len(bids) + sum(sum(mean[:depth]) for mean, depth in zip(gains, last, strict=True))
+    if best * curve[len(bids) + sum(last) + prompts] < stay * (1 + margin):  # tokens that the better plan would make in the time of the last one
+        depths = last
+    return [tuple(min(depth, cap) for cap in bid.caps) for bid, depth in zip(bids, depths, strict=True)]
+
+
+def _mean_gains(bid: Bid) -> list[float]:
+    """By place, over the levels that may come."""
+    means = [0.0] * max(map(len, bid.gains), default=0)
+    for chance, gains in zip(bid.chance, bid.gains, strict=True):
+        for place, gain in enumerate(gains):
+            means[place] += chance * gain
+    return means
+
+
+# ---- rows that are live are paid --------------------------------------------------------------------------------
+
+
+def live(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: float = MARGIN) -> list[Depths]:
+    """Each level of each sequence takes argmax over d of E(d) - rate * T(1 + d), the time averaged over what the others
+    may find, and `rate` the tokens a second of the plan so far; in turn, until nothing moves. For one sequence that is the
+    optimum. For several it is one that no sequence can better alone; the best of three starts is taken.
+    """
+    starts = [[bid.last_or_none() for bid in bids], [bid.caps if bid.fixed else (0,) * len(bid.caps) for bid in bids],
+              [bid.caps for bid in bids]]
+    plans = []
+    for start in starts:
+        if start not in plans:
+            plans.append(_settle(bids, start, curve[prompts:], margin))
+    rates = [speed(bids, plan, curve[prompts:]) for plan in plans]
+    best = max(rates)
+    return next(plan for plan, rate in zip(plans, rates, strict=True) if rate >= best * (1 - margin / 4))
+
+
+def speed(bids: Sequence[Bid], plan: Sequence[Depths], curve: np.ndarray) -> float:
+    """Expected tokens over expected seconds of a step, of all sequences."""
+    rows = np.ones(1)
+    for bid, depths in zip(bids, plan, strict=True):
+        rows = np.convolve(rows, _rows(bid, depths))
+    return _tokens(bids, plan) / float(rows @ curve[:len(rows)])
+
+
+def _tokens(bids: Sequence[Bid], plan: Sequence[Depths]) -> float:
+    return len(bids) + sum(chance * sum(gains[:depth]) for bid, depths in zip(bids, plan, strict=True)
+                           for chance, gains, depth in zip(bid.chance, bid.gains, depths, strict=True))
+
+
+def _rows(bid: Bid, depths: Depths) -> np.ndarray:
+    """Chances that the sequence has 0, 1, 2, ... live rows."""
+    chances = [0.0] * (2 + max(depths, default=0))
+    chances[1] = 1 - sum(bid.chance)
+    for chance, depth in zip(bid.chance, depths, strict=True):
+        chances[1 + depth] += chance
+    return np.array(chances)
+
+
+def _settle(bids: Sequence[Bid], start: list[Depths], curve: np.ndarray, margin: float) -> list[Depths]:
+    plan = list(start)
+    for _ in range(SWEEPS):
+        rate, before = speed(bids, plan, curve), list(plan)
+        behind = [np.ones(1)]
+        for bid, depths in zip(reversed(bids), reversed(plan), strict=True):
+            behind.append(np.convolve(behind[-1], _rows(bid, depths)))
+        front = np.ones(1)
+        for i, bid in enumerate(bids):
+            if not bid.fixed:
+                others = np.convolve(front, behind[len(bids) - 1 - i])
+                deepest = max(bid.caps, default=0)
+                price = np.correlate(curve[1:1 + deepest + len(others)], others, "valid")  # of 1, 2, ... rows of its own
+                prices = (rate * price).tolist()
+                plan[i] = tuple(_argmax(gains, prices, None if bid.last is None else bid.last[level], margin)
+                                for level, gains in enumerate(bid.gains))
+            front = np.convolve(front, _rows(bid, plan[i]))
+        if plan == before:
+            break
+    return plan
+
+
+def _argmax(gains: Sequence[float], price: Sequence[float], last: int | None, margin: float) -> int:
+    """The d that maximises E(d) less the price of 1 + d rows, in tokens; the last one if that is as good but for `margin`."""
+    tokens, best, most, values = 1.0, 0, 1.0 - price[0], [1.0 - price[0]]
+    for d, gain in enumerate(gains, start=1):
+        tokens += gain
+        values.append(tokens - price[d])
+        if values[d] > most:
+            best, most = d, values[d]
+    stay = min(last or 0, len(gains))
+    return stay if most - values[stay] < margin * (most + price[best]) else best
+
+
+# ---- a look at the road not taken -------------------------------------------------------------------------------
+
+
+def runner_up(bid: Bid, depths: Depths, others: int, rate: float, curve: np.ndarray, as_planned: bool) -> Depths:
+    """The next best depths that cost something else than `depths`, for a probe: what is never done is never measured.
+    `others`: rows of everybody else. A level whose next best would waste more than a token stays as it is."""
+    def of(gains: Sequence[float], depth: int) -> int:
+        price = curve[others + 1:others + 2 + len(gains)]
+        values = np.concatenate([[0.0], np.cumsum(gains)]) - rate * price
+        other = [d for d in range(len(values)) if price[d] != price[min(depth, len(gains))]]
+        best = max(other, key=lambda d: (values[d], -d), default=depth)
+        return best if best == depth or values[depth] - values[best] <= 1.0 else depth
+
+    if as_planned:
+        depth = of(_mean_gains(bid), max(depths, default=0))
+        return tuple(min(depth, cap) for cap in bid.caps)
+    return tuple(of(gains, depth) for gains, depth in zip(bid.gains, depths, strict=True))

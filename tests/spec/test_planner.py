@@ -1,0 +1,140 @@
+"""The planner: short blocks, floors, lookup beside a neural drafter, probes, and what it counts."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radiance_jax.spec.cost import CostTable
+from radiance_jax.spec.evidence import LEVELS, NEURAL
+from radiance_jax.spec.planner import PROBE_EVERY, Planner, Rules, Want
+from radiance_jax.spec.short import ROWS, Short
+
+RULES = Rules(depth=7, longest=4, shortest=2, as_planned=False)
+
+
+def planner(rules: Rules = RULES, seconds=lambda rows: 1 + 0.05 * (rows - 1)) -> Planner:
+    table = CostTable(tuple(range(65)))
+    for rows in range(1, 65):
+        table.observe(rows, seconds(rows))
+    return Planner(rules, table)
+
+
+@pytest.mark.parametrize(("start", "leaves"), ((1, 1), (2, 1), (3, 1), (4, 1), (8, 5), (20, 17)))
+def test_the_short_block_comes_with_a_crowd_and_goes_with_it(start, leaves):
+    short = Short(start)
+    assert [short.update(n) for n in range(start)] == [False] * start and short.update(start)
+    for decoding in range(start, leaves, -1):
+        assert short.update(decoding), "no sooner than below start - 2"
+    assert short.update(leaves) == (start == leaves)
+
+
+@given(st.integers(1, 12), st.lists(st.integers(0, 14), max_size=40))
+def test_the_short_block_is_on_at_its_start_and_off_when_alone(start, counts):
+    short = Short(start)
+    for decoding in counts:
+        on = short.update(decoding)
+        assert on or decoding < start
+        assert not on or decoding > 1 or start == 1
+
+
+def test_a_crowd_is_given_the_short_block():
+    one = planner(replace(RULES, short_from=3))
+    few, many = ([Want(key, 7, fixed=True) for key in range(count)] for count in (2, 3))
+    assert {max(depths) for depths in one.plan(few)} == {7} and {max(depths) for depths in one.plan(many)} == {ROWS - 1}
+
+
+def run_text(one: Planner, key: int, tokens: list[int], start: int) -> None:
+    """Reads `tokens` from `start` on as an answer given a token a step, undrafted."""
+    one.read(key, tokens[:start])
+    one.drawn(key, tokens[:start + 1])
+    for end in range(start + 2, len(tokens) + 1):
+        one.verified(key, tokens[:end], (0,) * LEVELS, 7, 0, 0)
+        one.stepped(1, 1.0, 0)
+
+
+def test_it_learns_at_depth_zero():
+    """Two texts, neither ever drafted: the one that repeats itself gets drafts in the end, the other none."""
+    one = planner(seconds=lambda rows: 1 + 0.3 * (rows - 1))
+    period = list(range(20, 40))
+    chance = random.Random(1)
+    run_text(one, 0, period * 4, 22)
+    run_text(one, 1, [chance.randrange(6) for _ in range(90)], 10)
+    copying, guessing = one.plan([Want(0, 7), Want(1, 7)])
+    assert copying[2] == 7 and guessing[:2] == (0, 0)
+    assert one.counts.deferred > 60 and one.counts.chosen == {0: one.counts.chosen[0]}
+    assert one.counts.regret() > 0.1, "drafting all the time would have been faster here"
+
+
+def test_a_floor_cuts_at_the_first_place_below_it():
+    def allowed(p_min: float) -> tuple[int, ...]:
+        one = planner(replace(RULES, p_min=p_min))
+        for _ in range(100):
+            for place, right in enumerate((True, True, False)):
+                one._track(0, 10).acceptance.add(0, place, right)
+        return one.plan([Want(0, 7, fixed=True)])[0]
+
+    assert allowed(0.0)[0] == 7 and allowed(0.6)[0] == 2 and allowed(0.999)[0] == 0
+
+
+def test_lookup_and_a_neural_drafter_are_weighed_for_each_sequence():
+    """Copyable and draftable text are different things: each sequence takes whoever is right more often there."""
+    one = planner(replace(RULES, neural=True))
+    for key, rates in ((0, (0.95, 0.3)), (1, (0.1, 0.8))):  # lookup's at the strongest level, the drafter's
+        track, chance = one._track(key, 10), random.Random(key)
+        for _ in range(200):
+            for place in range(7):
+                track.acceptance.add(2, place, chance.random() < rates[0])
+                one._neural(track, 10, 7).add(NEURAL, place, chance.random() < rates[1])
+    copied, drafted = one.plan([Want(0, 7), Want(1, 7)])
+    assert copied[2] == 7 and drafted[2] == 0 and drafted[NEURAL] > copied[NEURAL]
+
+
+def test_a_drafter_whose_pass_is_dear_does_not_run():
+    def neural_depth(dearer: float) -> int:
+        one = planner(replace(RULES, neural=True))
+        for rows in range(1, 17):
+            one.drafting_cost.observe(rows, dearer * (1 + 0.05 * (rows - 1)))
+        return one.plan([Want(0, 7)])[0][NEURAL]
+
+    assert neural_depth(1.0) > 0 and neural_depth(1.3) > 0 and neural_depth(5.0) == 0
+
+
+def test_verdicts_of_a_short_block_are_kept_apart():
+    one = planner(replace(RULES, neural=True, short_from=2))
+    one.plan([Want(0, 7), Want(1, 7)])
+    one.verified(0, [], (0, 0, 0, 3), 7, 3, 0, neural=True)
+    track = one._track(0, 0)
+    assert set(track.neural) == {ROWS - 1} | ({7} & set(track.neural))
+    assert one._neural(track, 0, ROWS - 1).rate(NEURAL, 0) < one._neural(track, 0, 7).rate(NEURAL, 0)
+
+
+def test_a_probe_comes_rarely_and_ends_with_a_draft():
+    one = planner(seconds=lambda rows: 1 + 0.5 * (rows - 1))
+    for rows in range(1, 65):
+        assert one.cost.knows(rows)
+    for _ in range(40):
+        one._track(0, 10).acceptance.add(0, 0, False)
+    plans = [one.plan([Want(0, 7)])[0][0] for _ in range(PROBE_EVERY + 5)]
+    assert set(plans[:PROBE_EVERY - 1]) == {0} and set(plans[PROBE_EVERY:]) == {1}
+    one.verified(0, [], (1, 1, 1, 0), 7, 1, 0)
+    assert one.counts.probes == 1 and one.plan([Want(0, 7)])[0][0] == 0
+
+
+def test_sequences_without_drafts_cost_rows_and_take_none():
+    one = planner()
+    assert one.plan([Want(0, 0), Want(1, 7)])[0] == (0,) * LEVELS and one.plan([]) == []
+    assert not one.verified(0, [], (0,) * LEVELS, 0, 0, 0)
+    one.forget(0)
+    one.forget(0)
+
+
+def test_the_record_behind_is_that_of_the_context_band():
+    one = planner()
+    one.read(0, [1] * 64)
+    one.drawn(0, [1] * 1000)
+    near = one._track(0, 0).acceptance.behind
+    one.drawn(0, [1] * 1100)
+    assert one._track(0, 0).acceptance.behind is not near
