@@ -26,6 +26,7 @@ from radiance_jax.models.rows import Rows, Tiles
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
 from radiance_jax.spec import lookup_device
 from radiance_jax.spec.verify import accept
+from radiance_jax.wire import EXACT, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class StepShape:
     block_pages: int
     ngram_longest: int
     ngram_shortest: int
+    wire: Wire = EXACT
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     attention = AttentionShape(height=shape.segment, block_pages=shape.block_pages, loop=shape.tiles is not None)
     around = llama.Surroundings(
         tiles=tiles, attend=lambda q, cache: paged_attention(q, cache, state.table, segments, attention),
-        reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: lax.axis_index(TENSOR_AXIS))
+        reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: lax.axis_index(TENSOR_AXIS),
+        reduce_add=lambda x, residual, bias=None: collectives.all_reduce_add(x, residual, TENSOR_AXIS, shape.wire, bias))
     x, caches = llama.forward(params, config, cut, rows, caches, around)
 
     finishes = (mode == PREFILL) & (state.computed + chunk >= state.length)
