@@ -10,6 +10,8 @@ BENCHMARKS = {
     "speed": "drafting on against off and against the fastest off, interleaved in one run; peers beside them",
     "tile": "what a step costs by row tile and live rows (CPU), beside engines that are not bit-exact",
     "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
+    "wires": "all-reduces between devices by size and wire: bits, bytes sent, microseconds, relative error",
+    "perplexity": "what lossy wires do to a model's perplexity",
     "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }
 PROG = "python -m radiance_jax.bench"
