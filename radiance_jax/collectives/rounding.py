@@ -44,12 +44,15 @@ def nearest_code(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def butterflies(x: jax.Array) -> jax.Array:
-    """Walsh-Hadamard transform of the last axis (a power of two), not scaled; neighbours meet first. Additions only, in an
-    order of their own, so its bits are the same everywhere.
+    """Walsh-Hadamard transform of the last axis (a power of two), not scaled; neighbours meet first. Additions only (a
+    product with 1 or -1 is exact), in an order of their own, so its bits are the same everywhere.
 
-    Every level pairs neighbours and puts the sums before the differences: after the last one each value is in its place.
+    A compiler that fuses levels computes the levels before anew for each element: the barriers keep it to three at a time.
     """
-    for _ in range(x.shape[-1].bit_length() - 1):
-        left, right = x[..., 0::2], x[..., 1::2]
-        x = jnp.concatenate([left + right, left - right], axis=-1)
+    sign = np.array([[1], [-1]], np.float32)
+    for level in range(x.shape[-1].bit_length() - 1):
+        pairs = x.reshape(*x.shape[:-1], -1, 2, 1 << level)
+        x = (jnp.flip(pairs, axis=-2) + sign * pairs).reshape(x.shape)
+        if level % 3 == 2:
+            x = lax.optimization_barrier(x)
     return x

@@ -90,7 +90,7 @@ def test_where_the_two_shot_form_begins():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ranks", (1, 2, 3, 8))
+@pytest.mark.parametrize("ranks", (1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)))
 def test_the_fused_sum_has_the_bits_of_its_steps(ranks, dtype, monkeypatch):
     """residual + (sum + bias), each step rounded, in both forms and inside one program: no rounding may be dropped."""
     rng = np.random.default_rng(2)
