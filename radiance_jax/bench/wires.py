@@ -72,7 +72,7 @@ class Progress:
     def cell(self, what: str, **facts: Any) -> Iterator[None]:
         self.result["unfinished"] = {"doing": what} | facts
         self.save()
-        faulthandler.dump_traceback_later(self.config.cell_timeout, exit=True)
+        faulthandler.dump_traceback_later(self.config.cell_timeout, exit=True, file=sys.__stderr__)
         try:
             yield
         finally:
