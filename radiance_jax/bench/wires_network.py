@@ -88,9 +88,6 @@ class Network:
             run, mesh=self.mesh, in_specs=(parts(specs), parts(caches), jax.P()),
             out_specs=(jax.P(), jax.P(), jax.P(TENSOR_AXIS)), check_vma=False))
         empty = tuple(zeros(cache, self.mesh) for _ in caches)
-        # A program that runs a few dozen times: on a CPU most of its time would go into optimising the wire's many loops.
-        options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-        step = step.lower(self.params, empty, np.zeros(length, np.int32)).compile(options)
 
         def score(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             padded = np.zeros(length, np.int32)

@@ -23,16 +23,16 @@ def draw(result: dict[str, Any], path: str) -> None:
     for form in dict.fromkeys(each["form"] for each in result["times"]):
         cells = sorted((each["kib"], each["us"]) for each in result["times"] if each["form"] == form)
         style = "--" if form.endswith("+add") else "-"
-        times.plot(*zip(*cells, strict=True), style, marker=".", label=form)
+        (line,) = times.plot(*zip(*cells, strict=True), style, marker=".", label=form)
         shared = [(kib, us / base[kib]) for kib, us in cells if base.get(kib, 0) > 0]
         if shared and form != "psum":
-            ratios.plot(*zip(*shared, strict=True), style, marker=".")
+            ratios.plot(*zip(*shared, strict=True), style, marker=".", color=line.get_color())
     for axes, name in ((times, "microseconds"), (ratios, "time / psum's")):
         axes.set_xscale("log", base=2)
         axes.set_xlabel("message, KiB of bf16")
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
-    times.set_yscale("log")
+        axes.set_yscale("log")
     ratios.axhline(1, color="black", linewidth=0.8)
     times.legend(fontsize="small")
     machine = result["machine"]

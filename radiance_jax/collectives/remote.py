@@ -11,6 +11,7 @@ runs it; `exact.one_shot` is its twin, and `bench wires` compares their bits on 
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -35,17 +36,20 @@ def one_shot(x: jax.Array, axis: str, residual: jax.Array | None = None) -> jax.
     """Sum of `x` over the ranks, or residual + that sum. bf16 or f32."""
     tile, steps, blocks = tiling(x.size, x.dtype.itemsize)
     padded = tile * steps * blocks
-    inputs = [jnp.pad(each.reshape(-1), (0, padded - x.size)) for each in (x, residual) if each is not None]
-    out = _kernel(inputs, axis, lax.axis_size(axis), tile, steps, blocks)
+    inputs = tuple(jnp.pad(each.reshape(-1), (0, padded - x.size)) for each in (x, residual) if each is not None)
+    out = _kernel(inputs, axis=axis, ranks=lax.axis_size(axis), tile=tile, steps=steps, blocks=blocks)
     return out[: x.size].reshape(x.shape)
 
 
-def _kernel(inputs: list[jax.Array], axis: str, ranks: int, tile: int, steps: int, blocks: int) -> jax.Array:
+@partial(jax.jit, static_argnames=("axis", "ranks", "tile", "steps", "blocks"))  # lowered once for all layers
+def _kernel(inputs: tuple[jax.Array, ...], *, axis: str, ranks: int, tile: int, steps: int, blocks: int) -> jax.Array:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as gpu
 
     dtype = inputs[0].dtype
-    layout = gpu.Layout.WG_STRIDED((tile,), VECTOR_BYTES // dtype.itemsize)
+    # Own memory is read 16 bytes a thread. A peer's is written one element a thread: nothing is known of the alignment of its
+    # addresses, so 16 bytes would fall apart into strided pieces, while neighbours' elements leave together.
+    near, far = (gpu.Layout.WG_STRIDED((tile,), vector) for vector in (VECTOR_BYTES // dtype.itemsize, 1))
 
     def body(*refs):
         message, *residual, landing, out = refs
@@ -55,12 +59,12 @@ def _kernel(inputs: list[jax.Array], axis: str, ranks: int, tile: int, steps: in
         def stretch(step):
             return pl.ds((block * steps + step) * tile, tile)
 
-        def load(ref, *index):
-            return gpu.load(ref.at[index], layout=layout, optimized=False)
+        def load(ref, *index, layout=near):
+            return gpu.load(ref.at[index], layout=layout)
 
         @pl.loop(0, steps)
         def _push(step):
-            part = load(message, stretch(step))
+            part = load(message, stretch(step), layout=far)
             for rank in range(ranks):
                 gpu.remote_ref(landing, jnp.int32(rank))[me, stretch(step)] = part
 

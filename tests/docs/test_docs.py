@@ -10,7 +10,7 @@ from radiance_jax.server.app import ROUTES
 from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment")]
+PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "wires")]
 
 
 def text(name: str) -> str:
