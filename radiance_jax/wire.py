@@ -100,5 +100,5 @@ def describe(wire: Wire, ranks: int, width: int, programs: tuple[int, ...]) -> s
     bits = 8 * GROUP_BYTES[form] / GROUPS[form]
     lossy = [n for n in programs if wire.form(n * width, 2, ranks) == form]
     which = f"of the step programs those of {', '.join(map(str, lossy))} rows" if lossy else "no step program has so many"
-    return (f"wire: {wire.name} ({form}, {bits:g} bits an element), LOSSY from {wire.least_bytes >> 10} KiB on: decoding is lossy "
-            f"above {rows} rows ({which}); there on and off may differ. Embeddings are always exact")
+    return (f"wire: {wire.name} ({form}, {bits:g} bits an element), LOSSY from {wire.least_bytes >> 10} KiB on: decoding is "
+            f"lossy above {rows} rows ({which}); there on and off may differ. Embeddings are always exact")

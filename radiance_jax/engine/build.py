@@ -130,7 +130,8 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         if capacity.depth else "drafting: off")
     log("bit-exact: on; ids and logprobs do not depend on drafting, batch mates, chunking or capacity" if chosen.exact else
         "bit-exact: OFF; drafting and batch mates may change roundings, and with them now and then a token"
-        + (" (a lossy wire)" if config.wire.name != "exact" else "" if platform == "cpu" else f" (not yet to be had on {platform})"))
+        + (" (a lossy wire)" if config.wire.name != "exact" else "" if platform == "cpu"
+           else f" (not yet to be had on {platform})"))
     wire = with_remote(config.wire, mesh)
     buckets = row_buckets(capacity.rows, platform, chosen.dtype) if chosen.tiles is None else (capacity.rows,)
     if mesh.size > 1:

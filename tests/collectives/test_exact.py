@@ -102,7 +102,8 @@ def test_the_fused_sum_has_the_bits_of_its_steps(ranks, dtype, monkeypatch):
         return (x.astype(np.float32) + y.astype(np.float32)).astype(x.dtype)
 
     def fused(x, residual, bias, axis):
-        return jnp.stack([collectives.all_reduce_add(x, residual, axis), collectives.all_reduce_add(x, residual, axis, bias=bias)])
+        return jnp.stack([collectives.all_reduce_add(x, residual, axis),
+                          collectives.all_reduce_add(x, residual, axis, bias=bias)])
 
     for hop in (1e9, 0):  # one-shot, two-shot
         monkeypatch.setattr(wire, "HOP_SECONDS", hop)

@@ -23,12 +23,14 @@ TARGET = Path(__file__).parents[1] / "data" / "h200_target_config.txt"  # as an 
 
 
 @pytest.mark.parametrize("ranks", (2, 4))
-@pytest.mark.parametrize(("size", "dtype"), [(4096, jnp.bfloat16), (577, jnp.bfloat16), (300_000, jnp.bfloat16), (5000, jnp.float32)])
+@pytest.mark.parametrize(("size", "dtype"), [
+    (4096, jnp.bfloat16), (577, jnp.bfloat16), (300_000, jnp.bfloat16), (5000, jnp.float32)])
 def test_the_remote_write_kernel_compiles_without_a_gpu(ranks, size, dtype):
     machine = topologies.get_topology_desc(platform="cuda", target_config=TARGET.read_text(), topology=f"1x1x{ranks}")
     mesh = topologies.make_mesh(machine, (ranks,), (TENSOR_AXIS,))
     message = jax.ShapeDtypeStruct((ranks, size), dtype, sharding=NamedSharding(mesh, P(TENSOR_AXIS)))
-    for run in (lambda x, r: remote.one_shot(x[0], TENSOR_AXIS)[None], lambda x, r: remote.one_shot(x[0], TENSOR_AXIS, r[0])[None]):
+    for run in (lambda x, r: remote.one_shot(x[0], TENSOR_AXIS)[None],
+                lambda x, r: remote.one_shot(x[0], TENSOR_AXIS, r[0])[None]):
         step = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(TENSOR_AXIS), out_specs=P(TENSOR_AXIS), check_vma=False))
         text = step.lower(message, message).compile().as_text()
         assert "mosaic_gpu" in text and "collective" in text
@@ -37,7 +39,7 @@ def test_the_remote_write_kernel_compiles_without_a_gpu(ranks, size, dtype):
 
 def test_all_forms_give_the_promised_bits_on_this_machine(tmp_path):
     assert jax.default_backend() == "gpu" and jax.device_count() > 1, "this test is for a machine with several GPUs"
-    out = tmp_path / "wires.json"
-    assert bench.main(["wires", "--mesh", f"tp={jax.device_count()}", "--sizes", "8,128", "--no-activations", "--out", str(out)]) == 0
+    out, mesh = tmp_path / "wires.json", f"tp={jax.device_count()}"
+    assert bench.main(["wires", "--mesh", mesh, "--sizes", "8,128", "--no-activations", "--out", str(out)]) == 0
     forms = {each["form"] for each in json.loads(out.read_text())["bits"]}
     assert {"one-shot", "two-shot", "remote", "remote+add"} <= forms

@@ -77,7 +77,8 @@ def test_quotients_are_those_of_division(divisor, dtype):
     """At and around every midpoint of a stretch of the narrow type, and over the range."""
     rng = np.random.default_rng(0)
     near = (np.arange(2**12, dtype=np.float64) + 2**12) * divisor * 2.0 ** rng.integers(-20, 10, 2**12)
-    a = np.concatenate([near, near, near, rng.random(2**12) * 2.0 ** rng.integers(-30, 20, 2**12), [0, np.inf]]).astype(np.float32)
+    wide = rng.random(2**12) * 2.0 ** rng.integers(-30, 20, 2**12)
+    a = np.concatenate([near, near, near, wide, [0, np.inf]]).astype(np.float32)
     a[2**12:2**13] = np.nextafter(a[:2**12], np.float32(np.inf))
     a[2**13:3 * 2**12] = np.nextafter(a[:2**12], np.float32(0))
     with np.errstate(over="ignore"):
