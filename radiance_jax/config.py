@@ -11,6 +11,7 @@ from typing import Any, Literal
 from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
 from radiance_jax.errors import UserError
 from radiance_jax.settings import EXACT, MEMORY, MODEL, PROMPT, SAMPLING, SERVER, SPEC, START, Config, rule_of, setting
+from radiance_jax.wire import NAMES, Wire, check_wire
 
 MAX_DRAFT_DEPTH = 64
 MESH_AXES = ("tp",)
@@ -55,6 +56,11 @@ class EngineConfig(Config):
     bit_exact: Literal["auto", "on", "off"] = setting(
         str, "auto", "whether an answer's bits may depend on nothing but its request", EXACT,
         choices=("auto", "on", "off"))
+    tp_wire: Literal["exact", "wht6"] = setting(
+        str, "exact", "what devices send each other: exact sums, or wht6, a lossy form of 6 bits (2 devices) or 8 (3 and 4)",
+        EXACT, choices=NAMES)
+    tp_wire_min_kb: int = setting(int, 128, "KiB from which on a message takes a lossy wire; smaller ones are exact", EXACT,
+                                  low=0, high=1 << 20)
     row_tile: int | None = setting(int, None, "rows in every tile of a step (default: several heights)", EXACT, low=1)
     seed: int = setting(int, 0, "seed of requests that bring none", EXACT, low=0, high=2**63 - 1)
 
@@ -87,6 +93,7 @@ class EngineConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_mesh(self.mesh)
+        check_wire(self.tp_wire, self.mesh_size, bit_exact=self.bit_exact, dtype=self.dtype)
         self._check_cache()
         if self.spec_ngram_min > self.spec_ngram_max:
             raise UserError(f"spec_ngram_min must be at most spec_ngram_max ({self.spec_ngram_max}); got "
@@ -104,6 +111,11 @@ class EngineConfig(Config):
             raise UserError("enable_prefix_caching must be off: this version keeps no key/value pages after their sequence "
                             "has ended, so there is nothing to find again. Leave the flag out.",
                             param="enable_prefix_caching")
+
+    @property
+    def wire(self) -> Wire:
+        """What the flags ask for; with one device nothing is sent."""
+        return Wire(name=self.tp_wire if self.mesh_size > 1 else "exact", least_bytes=self.tp_wire_min_kb << 10)
 
     @property
     def mesh_size(self) -> int:

@@ -6,13 +6,14 @@ abstract values for ahead-of-time compilation and the slices a loader reads all 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from radiance_jax.errors import UserError
+from radiance_jax.wire import REMOTE_BYTES, Wire
 
 TENSOR_AXIS = "tp"
 
@@ -75,3 +76,15 @@ def make_mesh(tp: int) -> Mesh:
                 if kind == "cpu" else f"Use --mesh tp={len(devices)} or fewer")
         raise UserError(f"mesh tp={tp} needs {tp} devices; {len(devices)} of platform {kind!r} visible. {hint}.", param="mesh")
     return Mesh(np.array(devices[:tp]), (TENSOR_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def one_host(mesh: Mesh) -> bool:
+    """Whether one process drives all visible GPUs and the mesh has all of them in the order of their ids: then a kernel may
+    write into the memory of its peers."""
+    devices = list(mesh.devices.flat)
+    return devices[0].platform == "gpu" and jax.process_count() == 1 and devices == sorted(jax.devices(), key=lambda d: d.id)
+
+
+def with_remote(wire: Wire, mesh: Mesh) -> Wire:
+    """The wire with remote writes for the messages they are the fastest for, where they can be had. Changes no bit."""
+    return replace(wire, remote_bytes=REMOTE_BYTES.get(mesh.size, 0)) if one_host(mesh) else wire

@@ -14,6 +14,8 @@ BENCHMARKS = {
     "drafter": "propose and observe of a drafter's shape (random weights), over what its bytes cost",
     "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
     "policy": "drafting policies over recorded answers and prices of steps, in seconds and without a model",
+    "wires": "all-reduces between devices by size and wire: bits, bytes sent, microseconds, relative error",
+    "perplexity": "what lossy wires do to a model's perplexity",
     "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }
 PROG = "python -m radiance_jax.bench"

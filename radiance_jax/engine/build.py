@@ -27,7 +27,7 @@ from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
 from radiance_jax.engine.state import STOPS, Capacity, admission_size
 from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
 from radiance_jax.errors import ModelError, UserError
-from radiance_jax.mesh import make_mesh
+from radiance_jax.mesh import make_mesh, with_remote
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig, parse_config
 from radiance_jax.models.fields import Fields, token_ids
@@ -39,6 +39,7 @@ from radiance_jax.spec.drafter import Drafter
 from radiance_jax.spec.planner import NEVER, Rules
 from radiance_jax.text.chat import ChatTemplate, read_template
 from radiance_jax.text.tokenizer import Tokenizer
+from radiance_jax.wire import describe as describe_wire
 
 # (height, least rows that take one more such tile), tallest first. Chosen on a 2-core CPU in bf16, where a step of one tile
 # costs more the taller it is, but far less than in proportion (docs/measurements/cpu_tile.json): low tiles serve the lone
@@ -87,7 +88,7 @@ def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None) 
         raise UserError(f"bit_exact=on cannot be kept on platform {platform!r}: XLA picks another matrix product for other "
                         "row counts, and this version has no row-invariant kernels for it. Use --bit-exact off.",
                         param="bit_exact")
-    exact = cpu and config.bit_exact != "off"
+    exact = cpu and config.bit_exact != "off" and config.wire.name == "exact"
     window, most = config.spec_ngram, config.num_speculative_tokens
     if drafter is not None:
         if most == "auto":
@@ -153,7 +154,12 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         log(line)
     log("bit-exact: on; ids and logprobs do not depend on drafting, batch mates, chunking or capacity" if chosen.exact else
         "bit-exact: OFF; drafting and batch mates may change roundings, and with them now and then a token"
-        + ("" if platform == "cpu" else f" (not yet to be had on {platform})"))
+        + (" (a lossy wire)" if config.wire.name != "exact" else "" if platform == "cpu"
+           else f" (not yet to be had on {platform})"))
+    wire = with_remote(config.wire, mesh)
+    buckets = row_buckets(capacity.rows, platform, chosen.dtype) if chosen.tiles is None else (capacity.rows,)
+    if mesh.size > 1:
+        log(describe_wire(wire, mesh.size, settings.width, buckets))
 
     specs = llama.param_specs(settings, cut, dtype)
     cache = llama.cache_spec(settings, cut, capacity.pages, capacity.page_size, dtype)
@@ -164,12 +170,12 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         drafter=drafter, config=settings, cut=cut, depth=capacity.depth, length=capacity.length, row_tiles=chosen.tiles,
         slot_tiles=CPU_SLOT_TILES if chosen.tiles else None)
     lowered: dict[Any, Any] = {"admit": lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity))}
-    for rows in row_buckets(capacity.rows, platform, chosen.dtype) if chosen.tiles is None else (capacity.rows,):
+    for rows in buckets:
         shape = StepShape(rows=rows, tiles=chosen.tiles, head_tile=CPU_HEAD_TILE,
                           segment=CPU_SEGMENT if chosen.tiles else min(rows, GPU_SEGMENT),
                           block_pages=1 if chosen.tiles or platform == "cpu" else 8,
                           ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min, lookup=chosen.lookup,
-                          drafting=drafting, p_min=p_min_of(config))
+                          drafting=drafting, p_min=p_min_of(config), wire=wire)
         lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, (cache,) * settings.num_layers, hooks)
     compiled = compile_all(lowered, threads=min(os.cpu_count() or 1, 8))
     log(f"programs: {len(compiled) - 1} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
@@ -199,7 +205,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     cost, drafting_cost = (prices.table(capacity, chosen.tiles, CPU_HEAD_TILE, tuple(programs.steps)) for _ in range(2))
     cost_file = prices.place(cache_dir, mesh, {
         "name": name, "model": settings, "dtype": chosen.dtype, "tiles": chosen.tiles, "capacity": capacity,
-        "steps": list(programs.steps), "drafter": drafter}) if config.compile_cache else None
+        "steps": list(programs.steps), "drafter": drafter, "wire": wire}) if config.compile_cache else None
     if capacity.depth and config.draft_window == "adaptive":
         found, started = cost_file is not None and cost.load(cost_file), time.monotonic()
         if not found:
@@ -295,6 +301,5 @@ def eos_ids(settings: ModelConfig, defaults: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _padding(settings: ModelConfig, cut: Partition) -> str:
-    if (cut.heads, cut.kv_heads) == (settings.num_heads, settings.num_kv_heads):
-        return ""
-    return f"; heads {settings.num_heads}/{settings.num_kv_heads} served as {cut.heads}/{cut.kv_heads} (zero-padded, exact)"
+    what = cut.padding(settings)
+    return f"; {what} (zero-padded, exact)" if what else ""

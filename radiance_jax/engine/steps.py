@@ -29,6 +29,7 @@ from radiance_jax.models.rows import Rows, Tiles
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
 from radiance_jax.spec import confidence, evidence, lookup_device
 from radiance_jax.spec.verify import accept
+from radiance_jax.wire import EXACT, Wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class StepShape:
     lookup: int  # drafts that prompt lookup may propose, at most K; 0: none
     drafting: Drafting | None = None
     p_min: float = 0.0  # where a drafter's proposal is cut: at the first draft it trusts less
+    wire: Wire = EXACT
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,8 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     attention = AttentionShape(height=shape.segment, block_pages=shape.block_pages, loop=shape.tiles is not None)
     around = llama.Surroundings(
         tiles=tiles, attend=lambda q, cache: paged_attention(q, cache, state.table, segments, attention),
-        reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: lax.axis_index(TENSOR_AXIS))
+        reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: lax.axis_index(TENSOR_AXIS),
+        reduce_add=lambda x, residual, bias=None: collectives.all_reduce_add(x, residual, TENSOR_AXIS, shape.wire, bias))
     x, caches, taps = llama.forward(params, config, cut, rows, caches, around,
                                     shape.drafting.drafter.taps if shape.drafting else ())
 

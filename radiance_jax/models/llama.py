@@ -30,11 +30,13 @@ Params = dict[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What the forward pass needs from its caller. `attend(q, layer_cache) -> [R, N', H]`; `reduce(x) -> sum over
-    ranks`; `rank()` the index of this rank."""
+    ranks`, always exact; `reduce_add(x, residual, bias=None) -> residual + (sum over ranks + bias)`, on the engine's
+    wire; `rank()` the index of this rank."""
 
     tiles: Tiles
     attend: Callable[[jax.Array, jax.Array], jax.Array]
     reduce: Callable[[jax.Array], jax.Array]
+    reduce_add: Callable[..., jax.Array]
     rank: Callable[[], Any]
 
 
@@ -163,16 +165,11 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, cac
 
     def rest(layer: Params, attended: jax.Array, tile, x):
         y = product(tiles.take(attended, tile).reshape(-1, n * h), layer["out"][0]).astype(x.dtype)
-        y = around.reduce(y)
-        if "out_bias" in layer:
-            y = y + layer["out_bias"]
-        r = tiles.take(x, tile) + y
+        r = around.reduce_add(y, tiles.take(x, tile), layer.get("out_bias"))
         gate, up = jnp.split(linear(rms_norm(r, layer["mlp_norm"], config.norm_eps), layer["gate_up"][0],
                                     layer["gate_up_bias"][0] if "gate_up_bias" in layer else None), 2, axis=-1)
-        y = around.reduce(product(jax.nn.silu(gate) * up, layer["down"][0]).astype(x.dtype))
-        if "down_bias" in layer:
-            y = y + layer["down_bias"]
-        return tiles.put(x, r + y, tile)
+        y = product(jax.nn.silu(gate) * up, layer["down"][0]).astype(x.dtype)
+        return tiles.put(x, around.reduce_add(y, r, layer.get("down_bias")), tile)
 
     out, streams = [], {-1: x}
     for number, (layer, cache) in enumerate(zip(params["layers"], caches, strict=True)):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from radiance_jax.errors import UserError
 from radiance_jax.models.config import ModelConfig
 
 VOCAB_MULTIPLE = 64  # per rank; keeps vector loops over the vocabulary free of remainders
@@ -46,8 +47,28 @@ class Partition:
     def local_ff(self) -> int:
         return self.ff_width // self.tp
 
+    def padding(self, config: ModelConfig) -> str:
+        """What is served larger than it is, in words; a key/value head copied to several ranks counts each time."""
+        parts = []
+        if (self.heads, self.kv_heads) != (config.num_heads, config.num_kv_heads):
+            parts.append(f"heads {config.num_heads}/{config.num_kv_heads} served as {self.heads}/{self.kv_heads}")
+        if self.ff_width != config.ff_width:
+            parts.append(f"feed-forward {config.ff_width} as {self.ff_width}")
+        return ", ".join(parts)
+
+
+def check_width(config: ModelConfig, tp: int) -> None:
+    """Refuses a mesh that leaves a rank with nothing but padding in the layers. Raises `UserError` naming the dimension
+    that stands in the way."""
+    heads, ff = config.num_heads, config.ff_width
+    if tp > max(heads, ff):
+        name, most = ("intermediate_size", ff) if ff >= heads else ("num_attention_heads", heads)
+        raise UserError(f"mesh tp={tp} has more ranks than this model can occupy: {heads} query heads and {ff} feed-forward "
+                        f"columns, so {name}={most} stands in the way. Use --mesh tp={most} or fewer.", param="mesh")
+
 
 def partition(config: ModelConfig, tp: int) -> Partition:
+    check_width(config, tp)
     groups, per_group = config.num_kv_heads, config.num_heads // config.num_kv_heads
     if tp <= groups:
         padded, copies = _round_up(groups, tp), 1

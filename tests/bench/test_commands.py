@@ -37,6 +37,9 @@ def cache(tmp_path_factory):
     (["speed", "--peer-models", "a.gguf"], "go together"), (["speed", "--num-speculative-tokens", "0"], "off-fast,off"),
     (["speed", "--peer-models", "a.gguf", "--peer-llama-cpp", "/nowhere/python"], "no such file: /nowhere/python"),
     (["speed", "--prompts", "/nowhere"], "cannot read"), (["speed", "--out", "/nowhere/x.json"], "folder that can be written"),
+    (["wires", "--mesh", "tp=1"], "at least 2 devices"), (["wires", "--forms", "psum,twoshot"], "did you mean 'two-shot'"),
+    (["wires", "--chain", "8,4"], "the smaller first"), (["wires", "--sizes", "0"], "at least 1"),
+    (["wires", "--picture", "/nowhere/x.png"], "folder that can be written"), (["perplexity", "--widths", "2,8"], "got 8"),
     (["tile", "--tiles", "two"], "tiles must be whole numbers"), (["tile", "--tile-dtypes", "f16"], "tile_dtypes are")])
 def test_wrong_commands_are_refused_in_one_line(capsys, argv, says):
     assert bench.main(argv) == 2

@@ -17,6 +17,7 @@ import numpy as np
 
 from radiance_jax import collectives
 from radiance_jax.bench import forced
+from radiance_jax.collectives import exact
 from radiance_jax.engine import device, results, sampling, scheduler, steps
 from radiance_jax.engine.hooks import Hooks
 from radiance_jax.engine.state import DECODE, PREFILL
@@ -210,8 +211,8 @@ def _rotate(original, on, seen):
 
 
 def _all_reduce(original, on, seen):
-    def all_reduce(x, axis):
-        total = original(x, axis)
+    def all_reduce(x, axis, *wire):
+        total = original(x, axis, *wire)
         several = on("sums over ranks are rounded in steps of several rows") & (seen.layout.total > 1)
         return jnp.where(several, _rounded(total), total)
     return all_reduce
@@ -452,14 +453,14 @@ def _own_order(original):
 
 def _backwards(original):
     def two_shot(x, axis):
-        with patch.object(collectives, "_ordered_sum", lambda parts: original_sum(parts[::-1])):
+        with patch.object(exact, "ordered_sum", lambda parts: original_sum(parts[::-1])):
             return original(x, axis)
-    original_sum = collectives._ordered_sum
+    original_sum = exact.ordered_sum
     return two_shot
 
 
 SUM_PATCHES = {
-    "ranks sum in an order of their own": Patch(collectives, "_ordered_sum", _own_order),
+    "ranks sum in an order of their own": Patch(exact, "ordered_sum", _own_order),
     "the two-shot form sums the other way round": Patch(collectives, "two_shot", _backwards),
 }
 

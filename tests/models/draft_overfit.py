@@ -94,7 +94,8 @@ def lesson(target: Path) -> Lesson:
     def run(params, caches):
         around = llama.Surroundings(
             tiles=Tiles(((TEXTS * LENGTH, 1),)), reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS),
-            attend=lambda q, c: paged_attention(q, c, tables, segments, AttentionShape(height=8)), rank=lambda: 0)
+            attend=lambda q, c: paged_attention(q, c, tables, segments, AttentionShape(height=8)), rank=lambda: 0,
+            reduce_add=lambda x, residual, bias: collectives.all_reduce_add(x, residual, TENSOR_AXIS, bias=bias))
         return jnp.stack(llama.forward(params, config, cut, rows, caches, around, tuple(range(-1, LAYERS)))[2], axis=1)
 
     streams = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False))(

@@ -44,6 +44,7 @@ def whole_logits(folder: Path, tp: int, ids: np.ndarray) -> np.ndarray:
         around = llama.Surroundings(
             tiles=Tiles(((32, 17), (8, 1)), live_rows), reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS),
             attend=lambda q, c: paged_attention(q, c, tables, segments, AttentionShape(height=8)),
+            reduce_add=lambda x, residual, bias: collectives.all_reduce_add(x, residual, TENSOR_AXIS, bias=bias),
             rank=lambda: jax.lax.axis_index(TENSOR_AXIS))
         x, *_ = llama.forward(params, config, cut, rows, caches, around)
         return collectives.all_gather_last(llama.head(params, x, config), TENSOR_AXIS)

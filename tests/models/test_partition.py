@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from radiance_jax.errors import UserError
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import VOCAB_MULTIPLE, partition
@@ -67,7 +68,7 @@ def test_attention_summed_over_ranks_is_attention(heads, groups, tp):
     np.testing.assert_allclose(sum(parts), whole, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("ff", "tp"), list(product((1, 7, 30, 64), RANKS)))
+@pytest.mark.parametrize(("ff", "tp"), [(ff, tp) for ff, tp in product((1, 7, 30, 64), RANKS) if tp <= max(ff, 2)])
 def test_swiglu_summed_over_ranks_is_swiglu(ff, tp):
     config = make_config(2, 1, ff=ff)
     tensors, x = checkpoint(config), np.random.default_rng(1).normal(size=(TIME, WIDTH))
@@ -100,6 +101,20 @@ def test_a_partition_divides_and_keeps_queries_with_their_key_head(heads, groups
     assert cut.local_heads % cut.local_kv_heads == 0
     if tp == 1:
         assert (cut.heads, cut.kv_heads, cut.kv_copies, cut.ff_width) == (heads, groups, 1, 30)
+
+
+def test_ranks_that_could_only_hold_padding_are_refused_by_name():
+    with pytest.raises(UserError, match="intermediate_size=7 stands in the way. Use --mesh tp=7 or fewer"):
+        partition(make_config(2, 1, ff=7), 8)
+    with pytest.raises(UserError, match="num_attention_heads=6 stands in the way"):
+        partition(make_config(6, 2, ff=5), 7)
+
+
+def test_what_is_padded_is_said():
+    config = make_config(9, 3)
+    assert partition(config, 3).padding(config) == ""
+    assert partition(config, 4).padding(config) == "heads 9/3 served as 12/4, feed-forward 30 as 32"
+    assert partition(config, 8).padding(config) == "heads 9/3 served as 16/8, feed-forward 30 as 32"
 
 
 def test_the_examples_of_the_module_hold():
