@@ -50,6 +50,8 @@ def convert(source_path: Path | str, out_path: Path | str, dtype: str = "bf16", 
     drafter = drafter_of(source) if draft_path is None else open_drafter(draft_path)
     if drafter is not None:
         check_fits(str(draft_path or source.path), drafter.drafter, parse_config(source.config))
+        if drafter.drafter.config.mapped:
+            drafter.drafter.head_ids(drafter.read)
     files = {name: data for name in COMPANIONS if (data := source.file(name))}
     if "tokenizer.json" not in files:
         raise ModelError(f"{source.path}: a model must come with its tokenizer.json, and there is none",

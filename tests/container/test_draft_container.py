@@ -124,6 +124,29 @@ def test_tensors_that_do_not_fit_are_named(variant, change, words, tmp_path):
     assert words in str(caught.value)
 
 
+def test_a_table_that_leads_out_of_the_vocabulary_is_refused(target, tmp_path):
+    folder = published(tmp_path / "d", "dflash_speculators", weights=lambda s: s | {"d2t": s["d2t"] + 60})
+    with pytest.raises(ModelError, match=r"d2t must lead to token ids below vocab_size \(101\)"):
+        convert(target, tmp_path / "m.rad", draft_path=folder)
+    assert not (tmp_path / "m.rad").exists()
+
+
+def test_a_drafter_in_shards_and_one_without_its_weights(target, tmp_path):
+    folder = published(tmp_path / "d", "dflash2_zlab")
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"must hold model.safetensors or model.safetensors.index.json"):
+        open_drafter(folder)
+    names = sorted(stored)
+    home = {name: f"model-{1 + number % 2:05}-of-00002.safetensors" for number, name in enumerate(names)}
+    for shard in set(home.values()):
+        save_file({name: stored[name] for name in names if home[name] == shard}, folder / shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": home}))
+    kept = drafter_of(open_rad(convert(target, tmp_path / "m.rad", "f32", draft_path=folder).path))
+    assert kept.drafter == open_drafter(GOLDEN / "dflash2_zlab").drafter and len(kept.sha256) == 3
+    np.testing.assert_array_equal(kept.read("fc.weight"), stored["fc.weight"])
+
+
 def test_half_a_drafter_is_refused(target, tmp_path):
     """Tensors without their configuration, or the other way round, as other tools may write them."""
     source = open_model(target)

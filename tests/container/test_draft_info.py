@@ -3,10 +3,15 @@
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from radiance_jax.container.conversion import convert
 from radiance_jax.info import main
+from radiance_jax.mesh import ArraySpec
+from radiance_jax.models.draft.registry import read_drafter
+from radiance_jax.models.partition import partition
 from tests.tiny_model import CONFIG, make
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "draft"
@@ -47,7 +52,22 @@ def test_a_config_alone_implies_the_published_count_and_cache(tmp_path, capsys):
     assert "1,924,404,480" in out and "20,480 bytes per token" in out and "2,048 positions" in out
 
 
-def test_a_target_s_config_alone_is_counted_like_its_weights(tmp_path, capsys):
+def test_the_arrays_on_the_device_are_those_of_the_file():
+    """At one rank this shape needs no padding: as many values are laid out as the file holds; at four, copies alone are more."""
+    drafter = read_drafter(QWEN_27B)
+    c = drafter.config
+
+    def values(tp: int) -> int:
+        cut = partition(c, tp)
+        return sum(spec.nbytes // 2 for spec in jax.tree.leaves(
+            drafter.param_specs(cut, jnp.bfloat16), is_leaf=lambda leaf: isinstance(leaf, ArraySpec)))
+
+    assert values(1) == values(4) == 1_924_404_480
+    rings = drafter.cache_specs(partition(c, 4), 3, 100_000, jnp.bfloat16)
+    assert sum(ring.nbytes for ring in rings) == 3 * 2048 * c.kv_bytes_per_token(2)
+
+
+def test_a_targets_config_alone_is_counted_like_its_weights(tmp_path, capsys):
     whole = make(tmp_path / "whole")
     assert main([str(whole), "--json"]) == 0
     counted = json.loads(capsys.readouterr().out)

@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from radiance_jax.errors import ModelError
 from radiance_jax.models.draft.registry import is_drafter, read_drafter
 from radiance_jax.models.draft.tensors import canonical, check_shapes
+from radiance_jax.models.partition import partition
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "draft"
 CONFIGS = {path.parent.name: json.loads(path.read_text()) for path in sorted(GOLDEN.glob("*/config.json"))}
@@ -102,6 +104,7 @@ def test_the_fields_of_a_family_decide_where_the_architecture_does_not():
     ("dflash_zlab", {}, {"architectures": ["DominoDraftModel"]}, "architectures must be a list with one of DFlashDraftModel"),
     ("dflash_zlab", {}, {"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
     ("dflash_zlab", {"attention_sink_bias": True}, {}, "attention_sink_bias must be false or absent"),
+    ("dspark_specforge", {"attention_mode": "mla"}, {}, "attention_mode must be gqa or mha or absent"),
     ("dflash_zlab", {"mask_token_id": 101}, {}, r"mask_token_id must be below vocab_size (101); got 101"),
     ("dflash_zlab", {"block_size": 1}, {}, "block_size must be a whole number from 2"),
     ("dflash_zlab", {"target_layer_ids": None}, {"num_target_layers": None}, "must be given, or num_target_layers"),
@@ -161,6 +164,12 @@ def test_names_of_every_dialect_become_one():
             ("layers.1.mlp.gate_proj.weight", "layers.1.mlp.gate_proj.weight"),
             ("t2d", None), ("rotary_emb.inv_freq", None), ("verifier_norm.weight", None)):
         assert canonical(name) == known
+
+
+def test_a_table_that_leads_out_of_the_vocabulary_is_named():
+    drafter = read("dflash_speculators")
+    with pytest.raises(ModelError, match=r"below vocab_size \(101\); got 38 to 101"):
+        drafter.fuse(lambda name: np.full(64, 38), partition(drafter.config, 1), ("head_ids",))
 
 
 def test_a_drafter_without_a_mask_is_named():

@@ -138,8 +138,8 @@ class BlockDrafter:
                 return cut_.pad_axis(read("embed_tokens.weight"), 0, cut.vocab_size)
             case "head":
                 return cut_.pad_axis(read("lm_head.weight"), 0, self.head_size(cut))
-            case "head_ids":  # d2t holds differences
-                return cut_.pad_axis((read("d2t").astype(np.int64) + np.arange(c.head_vocab)), 0, self.head_size(cut))
+            case "head_ids":
+                return cut_.pad_axis(self.head_ids(read), 0, self.head_size(cut))
             case "mask":
                 return read("mask_embedding")
         p = f"layers.{path[1]}."
@@ -165,6 +165,14 @@ class BlockDrafter:
             case "down":
                 return columns(cut_.pad_axis(read(p + "mlp.down_proj.weight"), 1, own.ff_width))
         raise AssertionError(path)
+
+    def head_ids(self, read: Read) -> np.ndarray:
+        """The target's id of each row of the head; `d2t` holds the differences. Raises `ModelError` for ids there are not."""
+        ids = read("d2t").astype(np.int64) + np.arange(self.config.head_vocab)
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise ModelError(f"d2t must lead to token ids below vocab_size ({self.config.vocab_size}); "
+                             f"got {ids.min()} to {ids.max()}", param="d2t")
+        return ids
 
     def head_size(self, cut: Partition) -> int:
         """Padded rows of the head: the target's own where it is borrowed or as long."""

@@ -21,7 +21,8 @@ UNSERVED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("attention_sink_bias", (False,)), ("add_swa_attention_sink_bias", (False,)), ("attention_value_scale", (1, 1.0)),
     ("draft_adapter_rank", (0,)), ("partial_rotary_factor", (1, 1.0)), ("is_neox_style", (True,)),
     ("dflash_context_residual", (False,)), ("dflash_block_position_embedding", (False,)), ("norm_before_fc", (False,)),
-    ("logit_scale", (1, 1.0)), ("use_aux_hidden_state", (True,)), ("mlp_bias", (False,)))
+    ("attention_mode", ("gqa", "mha")), ("attention_modes", ()), ("logit_scale", (1, 1.0)),
+    ("use_aux_hidden_state", (True,)), ("mlp_bias", (False,)))
 
 
 @dataclass(frozen=True, kw_only=True)
