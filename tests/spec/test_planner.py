@@ -92,6 +92,15 @@ def test_lookup_and_a_neural_drafter_are_weighed_for_each_sequence():
     assert copied[2] == 7 and drafted[2] == 0 and drafted[NEURAL] > copied[NEURAL]
 
 
+def test_without_lookup_the_drafter_has_every_place():
+    one = planner(replace(RULES, neural=True, lookup=0))
+    run_text(one, 0, [1, 2, 3, 4] * 12, 9)
+    for fixed in (True, False):
+        depths = one.plan([Want(0, 7, fixed=fixed)])[0]
+        assert depths[:NEURAL] == (0, 0, 0) and depths[NEURAL] > 0
+    assert one.counts.deferred == 0, "nothing was found that could have been left alone"
+
+
 def test_a_drafter_whose_pass_is_dear_does_not_run():
     def neural_depth(dearer: float) -> int:
         one = planner(replace(RULES, neural=True))
