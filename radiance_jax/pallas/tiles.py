@@ -11,6 +11,7 @@ from radiance_jax.pallas.product import Tile
 MULTIPROCESSORS = 132
 SHARED_MEMORY = 220 * 1024
 WIDEST = 256  # columns of a wgmma
+NARROWEST = 32  # bytes of a row that shared memory can swizzle
 
 # (K, N, gated) at rows up to: the fastest tile measured by `bench product`
 H200: dict[tuple[int, int, bool, int], Tile] = {}
@@ -22,9 +23,10 @@ def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2
         if rows <= most and (k, n, gated, most) in H200:
             return H200[k, n, gated, most]
     parts = 2 if gated else 1
-    fits = [c for c in range(8, WIDEST // parts + 1, 8) if n % c == 0]
+    least = NARROWEST // out_bytes
+    fits = [c for c in range(least, WIDEST // parts + 1, least) if n % c == 0]
     if not fits or k % 64:
-        raise ValueError(f"no tile fits a product of {k} x {n}: K must be a multiple of 64 and N of 8")
+        raise ValueError(f"no tile fits a product of {k} x {n}: K must be a multiple of 64 and N of {least}")
     if rows <= ROWS:
         one_wave = [c for c in fits if n // c <= MULTIPROCESSORS]
         columns = one_wave[0] if one_wave else max(c for c in fits if c <= max(128 // parts, fits[0]))
