@@ -38,6 +38,7 @@ class Branches:
     warm: Callable[..., Any] = lax.cond
     filters: Callable[..., Any] = lax.cond
     tops: Callable[..., Any] = lax.cond
+    top_k: Callable[..., Any] = lax.top_k
 
 
 def always(predicate: Any, yes: Callable[[Any], Any], no: Callable[[Any], Any], x: Any) -> Any:
@@ -138,6 +139,21 @@ def sample(logits: jax.Array, draw: Draw, output_index: jax.Array, how: Branches
         return jnp.where(hot, jnp.argmax(perturbed, -1), jnp.argmax(logits, -1)).astype(jnp.int32)
 
     return how.warm((draw.temperature > 0).any(), warm, lambda x: jnp.argmax(x, -1).astype(jnp.int32), logits)
+
+
+def top_by_rounds(logits: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """`lax.top_k` of f32 [R, V] by one maximum a round, for GPUs, where XLA sorts the whole vocabulary."""
+    ids, rows = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None], logits.shape[0]
+
+    def find(i, found):
+        values, at = found
+        value, last = values[:, i - 1][:, None], at[:, i - 1][:, None]
+        left = (i == 0) | (logits < value) | (logits == value) & (ids > last)
+        best = jnp.argmax(jnp.where(left, logits, NEVER), -1).astype(jnp.int32)
+        value = jnp.take_along_axis(logits, best[:, None], axis=-1)[:, 0]
+        return values.at[:, i].set(value), at.at[:, i].set(best)
+
+    return lax.fori_loop(0, count, find, (jnp.zeros((rows, count), jnp.float32), jnp.zeros((rows, count), jnp.int32)))
 
 
 def raw_logprobs(logits: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -142,7 +142,7 @@ def draw_at(config: ModelConfig, state: State, capacity: Capacity, slot: jax.Arr
     normaliser, logprob = sampling.raw_logprobs(raw, label)
 
     def best(raw):
-        values, ids = lax.top_k(raw, capacity.tops)
+        values, ids = how.top_k(raw, capacity.tops)
         return ids.astype(jnp.int32), values - normaliser[:, None]
 
     def none(raw):

@@ -18,7 +18,7 @@ from radiance_jax.engine import sampling
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.kernels import Kernels, segments_of
 from radiance_jax.engine.kinds import FULL, GREEDY, PLAIN
-from radiance_jax.engine.sampling import Branches, always, never
+from radiance_jax.engine.sampling import Branches, always, never, top_by_rounds
 from radiance_jax.engine.state import Capacity, State, state_specs
 from radiance_jax.engine.steps import Layout, StepShape, Turn, commit, draw_at, lay_out, rows_wanted
 from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, replicated
@@ -30,9 +30,9 @@ from radiance_jax.pallas.paged_attention import make_segments
 from radiance_jax.pallas.verify_attention import BLOCK, make_places
 
 STAGES = {
-    GREEDY: Branches(never, never, never, never),
-    PLAIN: Branches(never, always, never, never),
-    FULL: Branches(always, always, always, always),
+    GREEDY: Branches(adjusts=never, warm=never, filters=never, tops=never),
+    PLAIN: Branches(adjusts=never, warm=always, filters=never, tops=never),
+    FULL: Branches(adjusts=always, warm=always, filters=always, tops=always, top_k=top_by_rounds),
 }
 
 
