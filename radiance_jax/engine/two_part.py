@@ -74,7 +74,7 @@ def _forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: Ste
 def _draw(config: ModelConfig, capacity: Capacity, kernels: Kernels, draws: int, kind: str, params, state: State, drawn: Drawn):
     rows, turn, index = drawn.wanted.shape[0], drawn.turn, drawn.wanted[:draws]
     at = jnp.minimum(index, rows - 1)
-    local = llama_mosaic.head(params, drawn.x[:draws], drawn.y[:draws], config, kernels.interpret)
+    local = llama_mosaic.head(params, drawn.x[:draws], drawn.y[:draws], config, interpret=kernels.interpret)
     tokens, logprob, *top = draw_at(config, state, capacity, turn.layout.slot[at], turn.position[at], index < rows, local,
                                     STAGES[kind])
     spread = lambda part: jnp.zeros((rows, *part.shape[1:]), part.dtype).at[index].set(part, mode="drop")  # noqa: E731
