@@ -95,8 +95,9 @@ def _abstract(tree: Any, mesh: Mesh) -> Any:
 
 
 def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, kernels: Kernels, mesh: Mesh, params,
-                  caches, hooks: Hooks = NO_HOOKS):
-    """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated."""
+                  caches, hooks: Hooks = NO_HOOKS, platforms: tuple[str, ...] | None = None):
+    """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated.
+    `platforms`: to lower for others than the mesh's own."""
     state, whole = state_specs(capacity, cut.vocab_size), PartitionSpec()
 
     def forward(params, caches, state, plan, knobs):
@@ -108,7 +109,8 @@ def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape
         out_specs=(_partitions(caches), _partitions(state), whole), check_vma=False)
     plan = replicated((capacity.slots + capacity.updates, 3), jnp.int32)
     knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype), hooks.knobs)
-    return jax.jit(run, donate_argnums=(1, 2)).lower(*(_abstract(tree, mesh) for tree in (params, caches, state, plan, knobs)))
+    arguments = (_abstract(tree, mesh) for tree in (params, caches, state, plan, knobs))
+    return jax.jit(run, donate_argnums=(1, 2)).trace(*arguments).lower(lowering_platforms=platforms)
 
 
 def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) -> Drawn:
@@ -123,7 +125,7 @@ def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) 
 
 
 def lower_draw(config: ModelConfig, cut: Partition, capacity: Capacity, kernels: Kernels, rows: int, draws: int, kind: str,
-               mesh: Mesh, params):
+               mesh: Mesh, params, platforms: tuple[str, ...] | None = None):
     """Lowers the program of `draws` draws of a kind behind a forward program of `rows` rows. The state is donated."""
     head, state, whole = head_params(params), state_specs(capacity, cut.vocab_size), PartitionSpec()
     drawn = drawn_specs(config, capacity, rows, params["norm"].dtype)
@@ -131,4 +133,5 @@ def lower_draw(config: ModelConfig, cut: Partition, capacity: Capacity, kernels:
         lambda params, state, drawn: _draw(config, capacity, kernels, draws, kind, params, state, drawn), mesh=mesh,
         in_specs=(_partitions(head), _partitions(state), whole),
         out_specs=(_partitions(state), whole, whole), check_vma=False)
-    return jax.jit(run, donate_argnums=1).lower(*(_abstract(tree, mesh) for tree in (head, state, drawn)))
+    arguments = (_abstract(tree, mesh) for tree in (head, state, drawn))
+    return jax.jit(run, donate_argnums=1).trace(*arguments).lower(lowering_platforms=platforms)
