@@ -12,7 +12,8 @@ class Hooks:
     (never other shapes) between steps, so that one program serves every test.
 
     `propose(state, knobs, drafts, count)` may put other proposals in the place of lookup's: drafts [S, K], count [S].
-    `interpret`: an interpreter in which the GPU's programs run on a CPU. `tracing(knobs)` is entered while a step is traced; tests put their faults into the engine there.
+    `tracing(knobs)` is entered while a step is traced; tests put their faults into the engine there. `interpret`: an interpreter
+    in which the GPU's programs run on a CPU.
     """
 
     knobs: Any = ()

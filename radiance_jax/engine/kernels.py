@@ -48,7 +48,7 @@ def compute_capability() -> str | None:
 def machine_obstacle(platform: str, capability: str | None, dtype: str) -> str | None:
     """Why these kernels cannot run on such a device or in such a dtype; None: they can."""
     if platform not in GPUS:
-        return f"XLA picks another matrix product for other row counts on platform {platform!r}, and there are no row-invariant kernels"
+        return f"there are no row-invariant kernels for platform {platform!r}, and XLA picks another product for other row counts"
     if capability != HOPPER:
         return f"the row-invariant kernels are for GPUs of compute capability {HOPPER} (Hopper); this one has {capability}"
     if dtype != "bf16":

@@ -18,7 +18,9 @@ FULL = "full"  # anything: top-k, top-p, min-p, penalties, bias, minimum length,
 KINDS = (GREEDY, PLAIN, FULL)
 FEW_DRAWS = 64  # a step of more rows has a program for so many draws beside the one for all its rows
 
-BUCKETS = (8, 16, 32, 64, 128, 512)  # rows of the kernels' programs; then four times as many, and so on
+# Rows of the kernels' programs; then four times as many, and so on. Each costs seconds of start-up, and up to 64 rows read the
+# weights as fast as one does.
+BUCKETS = (8, 32, 64, 128, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ def need_of(plan: Plan) -> Need:
 def row_steps(most: int) -> tuple[int, ...]:
     """Row counts of the kernels' programs, so that `most` rows fit the last one: multiples of 8, of 128 above 64.
 
-    In:  most 40, 200    Out: (8, 16, 32, 40), (8, 16, 32, 64, 128, 256)
+    In:  most 40, 200    Out: (8, 32, 40), (8, 32, 64, 128, 256)
     """
     sizes = [size for size in BUCKETS if size < most]
     while sizes and sizes[-1] >= BUCKETS[-1] and 4 * sizes[-1] < most:

@@ -82,8 +82,9 @@ def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile:
     Rows R, of which at once T are in the layers and T' are drawn: `tile`, or all of them where it is None. Residual
     stream, queries and attention's output for all rows, in f32 for what rounding leaves around, and twenty alternatives a
     row; one layer's products for T rows; the keys and values of the block that attention looks at, for every segment at
-    once where there are no tiles, or the partial sums of its kernel, which `partials` tells; ten times the f32 logits of T' rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling: XLA was seen to
-    keep eight on a CPU); four words a token of history for prompt lookup.
+    once where there are no tiles, or the partial sums of its kernel, which `partials` tells; ten times the f32 logits of
+    T' rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling: XLA was seen to keep
+    eight on a CPU); four words a token of history for prompt lookup.
     """
     r = capacity.rows
     t, drawn = tile or (r, r)
@@ -91,7 +92,8 @@ def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile:
     rows = r * 4 * (3 * model.width + 3 * heads) + r * 2 * 8 * capacity.tops
     products = t * 4 * (heads + 2 * model.width + 3 * cut.local_ff)
     blocks = 1 if tile else 8 * (capacity.slots + r // 8)  # pages: up to eight a segment of eight rows
-    keys = 2 * blocks * 2 * cut.local_kv_heads * model.head_size * capacity.page_size * 4 if partials is None else partials(capacity)
+    keys = 2 * blocks * 2 * cut.local_kv_heads * model.head_size * capacity.page_size * 4
+    keys = keys if partials is None else partials(capacity)
     lookup = 4 * 4 * capacity.slots * capacity.length
     return rows + products + keys + 10 * 4 * drawn * cut.vocab_size + lookup
 

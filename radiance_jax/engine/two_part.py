@@ -39,8 +39,8 @@ STAGES = {
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """What the forward program hands to the draw program. `wanted` int32 [R]: the rows that need a draw, in order; `x`, `y` [R, D]:
-    their residual stream before the last layer's output, and that output."""
+    """What the forward program hands to the draw program. `wanted` int32 [R]: the rows that need a draw, in order; `x`, `y`
+    [R, D]: their residual stream before the last layer's output, and that output."""
 
     turn: Turn
     wanted: Any
@@ -120,7 +120,8 @@ def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) 
     flag = replicated((rows,), jnp.bool_)
     stream = replicated((rows, config.width), dtype)
     layout = Layout(start=slots(), count=slots(), position=slots(), slot=row, live=flag, total=replicated((), jnp.int32))
-    turn = Turn(mode=slots(), chunk=slots(), drafts=slots(capacity.depth), drafted=slots(), layout=layout, position=row, needs=flag)
+    turn = Turn(mode=slots(), chunk=slots(), drafts=slots(capacity.depth), drafted=slots(), layout=layout, position=row,
+                needs=flag)
     return Drawn(turn=turn, wanted=row, x=stream, y=stream)
 
 

@@ -1,5 +1,5 @@
-"""The GPU's step, in two programs over the Mosaic kernels, run by an interpreter on the CPU. Kernels take about a second each here, so
-that models are tiny and steps few."""
+"""The GPU's step, in two programs over the Mosaic kernels, run by an interpreter on the CPU. Kernels take about a second each
+here, so that models are tiny and steps few."""
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,8 @@ def test_an_engine_answers_the_same_with_and_without_drafts_alone_and_in_company
             script[5] = (script[5] + 1) % tiny_model.VOCAB  # one that is refused
             engine.engine._device.turn({"answer": script})
             alone = engine.ask(TOKENS[:9], **params, **kind)
-            crowd = engine.ask_all([(TOKENS[:9], params | kind), (TOKENS[3:10], params | dict(temperature=0.7, seed=1, logprobs=2))])
+            mate = (TOKENS[3:10], params | dict(temperature=0.7, seed=1, logprobs=2))
+            crowd = engine.ask_all([(TOKENS[:9], params | kind), mate])
             assert off.record() == alone.record() == crowd[0].record()
             assert 0 < alone.stats.num_accepted_draft_tokens < alone.stats.num_draft_tokens and not off.stats.num_draft_tokens
         assert engine.engine.stats().compiles_after_warmup == 0

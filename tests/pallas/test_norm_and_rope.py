@@ -70,4 +70,5 @@ def test_too_many_heads_are_refused():
     segments = make_segments(jnp.array([0]), jnp.array([1]), jnp.array([0]), 1, 1)
     with pytest.raises(ValueError, match="at most 64"):
         rope.rope_and_store(jnp.zeros((8, 70 * 64), jnp.bfloat16), *[jnp.zeros((8, 32))] * 2, *[jnp.zeros(8, jnp.int32)] * 2,
-                            jnp.zeros((2, 4, 16, 64), jnp.bfloat16), None, 1e-5, 66, make_places(segments, 8), interpret=INTERPRET)
+                            jnp.zeros((2, 4, 16, 64), jnp.bfloat16), None, 1e-5, 66, make_places(segments, 8),
+                            interpret=INTERPRET)
