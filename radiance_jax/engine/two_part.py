@@ -40,7 +40,7 @@ STAGES = {
 @dataclass(frozen=True)
 class Drawn:
     """What the forward program hands to the draw program. `wanted` int32 [R]: the rows that need a draw, in order; `x`, `y`
-    [R, D]: their residual stream before the last layer's output, and that output."""
+    [R, D]: the rows' residual stream before the last layer's output, and that output."""
 
     turn: Turn
     wanted: Any
@@ -66,15 +66,13 @@ def _forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: Ste
     x, y, caches = llama_mosaic.forward(params, config, cut, rows, x, caches, llama_mosaic.KernelSurroundings(
         tables=tables, segments=segments, places=make_places(segments, shape.rows), how=kernels.attention(capacity),
         reduce=reduce, interpret=kernels.interpret))
-    wanted = rows_wanted(turn.needs)
-    at = jnp.minimum(wanted, shape.rows - 1)
-    return caches, state, Drawn(turn, wanted, x[at], y[at])
+    return caches, state, Drawn(turn, rows_wanted(turn.needs), x, y)
 
 
 def _draw(config: ModelConfig, capacity: Capacity, kernels: Kernels, draws: int, kind: str, params, state: State, drawn: Drawn):
     rows, turn, index = drawn.wanted.shape[0], drawn.turn, drawn.wanted[:draws]
     at = jnp.minimum(index, rows - 1)
-    local = llama_mosaic.head(params, drawn.x[:draws], drawn.y[:draws], config, interpret=kernels.interpret)
+    local = llama_mosaic.head(params, drawn.x[at], drawn.y[at], config, interpret=kernels.interpret)
     tokens, logprob, *top = draw_at(config, state, capacity, turn.layout.slot[at], turn.position[at], index < rows, local,
                                     STAGES[kind])
     spread = lambda part: jnp.zeros((rows, *part.shape[1:]), part.dtype).at[index].set(part, mode="drop")  # noqa: E731
