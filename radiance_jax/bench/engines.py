@@ -76,7 +76,7 @@ def modes(config: SpeedConfig, engine: EngineConfig, log: Callable[[str], None])
         chosen = choose(options, platform)
         loaded.append(Engine.load(options, log))
         facts = asdict(chosen) | {"capacity": asdict(loaded[-1].capacity)}
-        return loaded[-1], facts, chosen.exact
+        return loaded[-1], facts, loaded[-1].exact
 
     try:
         if FAST in wanted:

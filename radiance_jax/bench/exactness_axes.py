@@ -99,7 +99,7 @@ def measure(config: ExactnessConfig, result: dict[str, Any]) -> None:
     """Runs the axes asked for, and fills `result`."""
     run = Run(config)
     try:
-        result["bit_exact"] = run.chosen.exact
+        result["bit_exact"] = run.engine.exact
         result["engine"] = asdict(run.chosen) | {"tiles": run.engine._tiles, "capacity": asdict(run.engine.capacity)}
         run.learn()
         for name in words("axes", config.axes):

@@ -17,15 +17,27 @@ from radiance_jax.container.drafter import check_fits, drafter_of
 from radiance_jax.container.hub import hub_id, locate_model
 from radiance_jax.container.source import Source, json_object, open_model
 from radiance_jax.engine import prices
-from radiance_jax.engine.check import heights_agree
+from radiance_jax.engine.check import heights_agree, programs_agree
 from radiance_jax.engine.compile import CompileGuard, compile_all, use_persistent_cache
 from radiance_jax.engine.device import Device
 from radiance_jax.engine.drafting import CPU_SLOT_TILES, Drafting
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
+from radiance_jax.engine.kernels import (
+    FF_MULTIPLE,
+    GPUS,
+    HOPPER,
+    compute_capability,
+    kernels_for,
+    machine_obstacle,
+    model_obstacle,
+    partials_bytes,
+)
+from radiance_jax.engine.kinds import KINDS, draw_steps, row_steps
 from radiance_jax.engine.memory import compiled_workspace, plan_memory, visible_memory
 from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
 from radiance_jax.engine.state import STOPS, Capacity, admission_size
 from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
+from radiance_jax.engine.two_part import lower_draw, lower_forward
 from radiance_jax.errors import ModelError, UserError
 from radiance_jax.mesh import make_mesh, with_remote
 from radiance_jax.models import llama
@@ -58,6 +70,7 @@ class Built:
     model_config: ModelConfig
     capacity: Capacity
     tiles: Heights | None
+    exact: bool
     device: Device
     guard: CompileGuard
     tokenizer: Tokenizer
@@ -80,15 +93,14 @@ class Choices:
     tiles: Heights | None
     depth: int  # K: drafts a step verifies, at most
     lookup: int  # of which prompt lookup may propose
+    kernels: bool  # whether rows go through the row-invariant GPU kernels
+    obstacle: str | None = None  # why exactness was wished for (or left to us) and is not kept
 
 
-def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None) -> Choices:
-    cpu = platform == "cpu"
-    if config.bit_exact == "on" and not cpu:
-        raise UserError(f"bit_exact=on cannot be kept on platform {platform!r}: XLA picks another matrix product for other "
-                        "row counts, and this version has no row-invariant kernels for it. Use --bit-exact off.",
-                        param="bit_exact")
-    exact = cpu and config.bit_exact != "off" and config.wire.name == "exact"
+def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None, capability: str | None = None) -> Choices:
+    """What can be said before the model's sizes are looked at. `capability`: of the GPU (default: the first visible one's)."""
+    cpu, dtype = platform == "cpu", "bf16" if config.dtype == "auto" else config.dtype
+    exact = config.bit_exact != "off" and config.wire.name == "exact"
     window, most = config.spec_ngram, config.num_speculative_tokens
     if drafter is not None:
         if most == "auto":
@@ -99,9 +111,27 @@ def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None) 
     if window is None:
         window = (CPU_DEPTH if cpu else GPU_DEPTH) if most == "auto" else most
     lookup = window if most == "auto" else min(window, most)
-    return Choices(platform=platform, dtype="bf16" if config.dtype == "auto" else config.dtype, exact=exact,
-                   tiles=None if not exact else ((config.row_tile, 1),) if config.row_tile else CPU_TILES,
-                   depth=lookup if drafter is None else most, lookup=lookup)
+    tiles = None if not (cpu and exact) else ((config.row_tile, 1),) if config.row_tile else CPU_TILES
+    chosen = Choices(platform=platform, dtype=dtype, exact=exact, tiles=tiles, kernels=exact and not cpu,
+                     depth=lookup if drafter is None else most, lookup=lookup)
+    if chosen.kernels:
+        capability = capability or (compute_capability() if platform in GPUS else None)
+        obstacle = machine_obstacle(platform, capability, dtype)
+        if obstacle is None and drafter is not None and chosen.depth:
+            obstacle = "the row-invariant kernels do not hand their layers to a drafter yet"
+        if obstacle is None and config.bit_exact == "auto":
+            obstacle = "the row-invariant kernels serve where they are asked for: --bit-exact on"
+        return without_exactness(config, chosen, obstacle)
+    return chosen
+
+
+def without_exactness(config: EngineConfig, chosen: Choices, obstacle: str | None) -> Choices:
+    """What is left of the choices where there is an obstacle. Raises `UserError` where exactness was demanded."""
+    if obstacle is None:
+        return chosen
+    if config.bit_exact == "on":
+        raise UserError(f"bit_exact=on cannot be kept: {obstacle}. Use --bit-exact off.", param="bit_exact")
+    return replace(chosen, exact=False, kernels=False, tiles=None, obstacle=obstacle)
 
 
 def largest_step(config: EngineConfig, model: ModelConfig, chosen: Choices) -> Capacity:
@@ -116,22 +146,29 @@ def largest_step(config: EngineConfig, model: ModelConfig, chosen: Choices) -> C
     if chosen.tiles:  # whole tiles, and two at least: a single tile compiles to other code than a loop of them
         tallest = chosen.tiles[0][0]
         rows = max(-(-rows // tallest), 2) * tallest
+    if chosen.kernels:
+        rows = row_steps(rows)[-1]
     return Capacity(slots=config.max_num_seqs, length=length, rows=rows, budget=budget, pages=1, depth=chosen.depth,
                     page_size=config.page_size or (CPU_PAGE if cpu else GPU_PAGE))
 
 
 def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HOOKS) -> Built:
     """Opens, decides, loads, compiles and warms up. Raises `UserError` for what cannot be served."""
-    platform = jax.default_backend()
-    chosen = choose(config, platform)
+    platform = jax.default_backend() if hooks.interpret is None else GPUS[0]
+    capability = None if hooks.interpret is None else HOPPER
+    chosen = choose(config, platform, capability=capability)
     mesh = make_mesh(config.mesh_size)
     cache_dir = Path(config.cache_dir or Path.home() / ".cache" / "radiance_jax")
     path = locate_model(config.model, log=log) if config.model else ensure_default_model(cache_dir, chosen.dtype)
     model = open_model(path)
     settings = parse_config(model.config)
-    cut = partition(settings, mesh.size)
     drafter, draft_tensors = hooks.drafter or container_drafter(model, settings)
-    chosen = choose(config, platform, drafter)
+    chosen = choose(config, platform, drafter, capability)
+    cut = partition(settings, mesh.size, FF_MULTIPLE if chosen.kernels else 1)
+    if chosen.kernels:
+        chosen = without_exactness(config, chosen, model_obstacle(settings, cut, config.page_size or GPU_PAGE))
+        cut = cut if chosen.kernels else partition(settings, mesh.size)
+    kernels = kernels_for(settings, hooks.interpret) if chosen.kernels else None
     said = drafting_lines(config, chosen, drafter, config.max_model_len or settings.max_position)
     if chosen.depth == 0:
         drafter = None
@@ -145,8 +182,9 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     log(f"mesh: tp={mesh.size} on {platform} ({mesh.devices.flat[0].device_kind})" + _padding(settings, cut))
     dtype = DTYPES[chosen.dtype]
     plan = plan_memory(config, settings, cut, largest_step(config, settings, chosen),
-                       (chosen.tiles[0][0], CPU_HEAD_TILE) if chosen.tiles else None, dtype, visible_memory(platform, mesh.size),
-                       drafter)
+                       (chosen.tiles[0][0], CPU_HEAD_TILE) if chosen.tiles else None, dtype,
+                       visible_memory(jax.default_backend(), mesh.size), drafter,
+                       None if kernels is None else lambda capacity: partials_bytes(settings, cut, capacity, kernels))
     capacity = plan.capacity
     if config.max_model_len is None and capacity.length < settings.max_position:
         log(f"context: {capacity.length} of the model's {settings.max_position} tokens, as many as the key/value pool holds")
@@ -154,10 +192,12 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         log(line)
     log("bit-exact: on; ids and logprobs do not depend on drafting, batch mates, chunking or capacity" if chosen.exact else
         "bit-exact: OFF; drafting and batch mates may change roundings, and with them now and then a token"
-        + (" (a lossy wire)" if config.wire.name != "exact" else "" if platform == "cpu"
-           else f" (not yet to be had on {platform})"))
+        + (" (a lossy wire)" if config.wire.name != "exact" else f". {chosen.obstacle}" if chosen.obstacle else ""))
+    if kernels is not None:
+        log(f"kernels: row-invariant, splits of {kernels.split} positions")
     wire = with_remote(config.wire, mesh)
-    buckets = row_buckets(capacity.rows, platform, chosen.dtype) if chosen.tiles is None else (capacity.rows,)
+    buckets = (row_steps(capacity.rows) if kernels is not None else (capacity.rows,) if chosen.tiles else
+               row_buckets(capacity.rows, platform, chosen.dtype))
     if mesh.size > 1:
         log(describe_wire(wire, mesh.size, settings.width, buckets))
 
@@ -176,10 +216,17 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
                           block_pages=1 if chosen.tiles or platform == "cpu" else 8,
                           ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min, lookup=chosen.lookup,
                           drafting=drafting, p_min=p_min_of(config), wire=wire)
-        lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, (cache,) * settings.num_layers, hooks)
+        caches = (cache,) * settings.num_layers
+        if kernels is None:
+            lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, caches, hooks)
+            continue
+        lowered[rows] = lower_forward(settings, cut, capacity, shape, kernels, mesh, specs, caches, hooks)
+        for key in ((rows, draws, kind) for draws in draw_steps(rows) for kind in KINDS):
+            lowered[key] = lower_draw(settings, cut, capacity, kernels, *key, mesh, specs)
     compiled = compile_all(lowered, threads=min(os.cpu_count() or 1, 8))
     log(f"programs: {len(compiled) - 1} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
-    plan = plan.with_compiled(compiled_workspace(compiled.values()))
+    draws = {key: compiled.pop(key) for key in list(compiled) if isinstance(key, tuple)}
+    plan = plan.with_compiled(compiled_workspace(compiled.values(), draws.values()))
     for line in plan.table():
         log(line)
     started = time.monotonic()
@@ -190,7 +237,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
                  "draft_cache_specs": drafter.cache_specs(cut, capacity.slots, capacity.length, dtype)}
     log(f"weights: loaded in {time.monotonic() - started:.1f} s")
     admit = compiled.pop("admit")
-    programs = Programs(steps=dict(sorted(compiled.items())), admit=admit)
+    programs = Programs(steps=dict(sorted(compiled.items())), admit=admit, draws=draws)
     device = Device(mesh=mesh, params=params, capacity=capacity, programs=programs,
                     cache_specs=(cache,) * settings.num_layers, padded_vocab=cut.vocab_size, knobs=hooks.knobs,
                     **draft)
@@ -202,6 +249,15 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
                 f"starting again with tiles of {CPU_ONE_TILE}")
             return build(replace(config, row_tile=CPU_ONE_TILE), log, hooks)
         log(f"check: a row has the same bits in tiles of {names} rows on this machine")
+    if kernels is not None and kernels.interpret is None:
+        names = ", ".join(map(str, buckets))
+        started = time.monotonic()
+        if not programs_agree(device, settings.vocab_size, capacity.length - 1, buckets):
+            found = f"programs of {names} rows do not give the same bits on this machine"
+            without_exactness(config, chosen, found)
+            log(f"check: {found}; starting again without bit-exactness")
+            return build(replace(config, bit_exact="off"), log, hooks)
+        log(f"check: a row has the same bits in programs of {names} rows on this machine ({time.monotonic() - started:.1f} s)")
     cost, drafting_cost = (prices.table(capacity, chosen.tiles, CPU_HEAD_TILE, tuple(programs.steps)) for _ in range(2))
     cost_file = prices.place(cache_dir, mesh, {
         "name": name, "model": settings, "dtype": chosen.dtype, "tiles": chosen.tiles, "capacity": capacity,
@@ -213,7 +269,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         elif drafter is not None:  # until such steps were taken, they count as costing what others do
             drafting_cost.load(prices.beside(cost_file))
         log(prices.line(cost, found, time.monotonic() - started))
-    return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, device=device,
+    return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, device=device,
                  guard=CompileGuard(), tokenizer=tokenizer, chat=chat, defaults=defaults, eos=eos,
                  rules=rules_of(config, chosen, drafter), cost=cost, drafting_cost=drafting_cost,
                  cost_file=cost_file)

@@ -8,11 +8,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from radiance_jax.engine.kinds import GREEDY, Need, choose, need_of
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Plan
 from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity, Results, pack_admission, pack_plan, state_specs, unpack_results
 from radiance_jax.engine.steps import Programs
+from radiance_jax.engine.two_part import head_params
 from radiance_jax.mesh import ArraySpec, zeros
 from radiance_jax.spec import evidence
 
@@ -34,7 +36,7 @@ class Device:
         """`draft_params`, `draft_cache_specs`: a drafter's, where there is one."""
         self.capacity = capacity
         self._programs = programs
-        self._params, self._draft_params = params, draft_params
+        self._params, self._head, self._draft_params = params, head_params(params), draft_params
         self._caches = tuple(zeros(spec, mesh) for spec in cache_specs)
         self._state, self._draft_cache = (
             jax.tree.map(lambda spec: zeros(spec, mesh), specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
@@ -54,16 +56,21 @@ class Device:
 
     def send(self, plan: Plan) -> Pending:
         """Starts a step and returns at once."""
-        rows = next(rows for rows in self._programs.steps if rows >= plan.rows)
         packed = pack_plan(self.capacity, [(e.slot, e.mode, e.chunk, e.packed_depths) for e in plan.entries], plan.pages)
-        results, tops = self._step(rows, packed)
+        keys = choose(self._programs, need_of(plan))
+        results, tops = self._start(*keys, packed)
         results.copy_to_host_async()
-        return Pending(plan, rows, time.monotonic(), results, tops)
+        return Pending(plan, keys[0], time.monotonic(), results, tops)
 
-    def _step(self, rows: int, packed: np.ndarray) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        self._caches, self._state, results, tops, self._draft_cache = self._programs.steps[rows](
-            self._params, self._caches, self._state, jax.device_put(packed, self._whole), self._knobs, self._draft_params,
-            self._draft_cache)
+    def _start(self, rows: int, draws: tuple[int, int, str] | None, packed: np.ndarray) -> tuple[jax.Array, Any]:
+        """One step by the programs of these keys: its results and its top ids and logprobs, still on the device."""
+        plan, step = jax.device_put(packed, self._whole), self._programs.steps[rows]
+        if draws is None:
+            self._caches, self._state, results, tops, self._draft_cache = step(
+                self._params, self._caches, self._state, plan, self._knobs, self._draft_params, self._draft_cache)
+        else:
+            self._caches, self._state, drawn = step(self._params, self._caches, self._state, plan, self._knobs)
+            self._state, results, tops = self._programs.draws[draws](self._head, self._state, drawn)
         return results, tops
 
     def read(self, pending: Pending) -> tuple[Results, np.ndarray | None, np.ndarray | None]:
@@ -78,8 +85,8 @@ class Device:
         empty = pack_admission(self.capacity, slot=0, pages=[], tokens=[], prompt=0, limit=0, params=SamplingParams(), seed=0,
                                choice=0, stops=[])
         self._state = self._programs.admit(self._state, jax.device_put(empty, self._whole))
-        for rows in self._programs.steps:
-            np.asarray(self._step(rows, pack_plan(self.capacity, [], []))[0])
+        for keys in [(key[0], key) for key in self._programs.draws] or [(rows, None) for rows in self._programs.steps]:
+            np.asarray(self._start(*keys, pack_plan(self.capacity, [], []))[0])
 
     def time_decode(self, drafts: list[int]) -> float:
         """Seconds of a step in which slot i verifies `drafts[i]` drafts, from sending to reading. For use before the first
@@ -94,24 +101,33 @@ class Device:
                 params=SamplingParams(temperature=0.0), choice=0, stops=[], computed=len(tokens) - 1)
             self._state = self._programs.admit(self._state, jax.device_put(packed, self._whole))
         jax.block_until_ready(self._state.length)
-        rows = next(rows for rows in self._programs.steps if rows >= len(drafts) + sum(drafts))
+        rows = len(drafts) + sum(drafts)
+        keys = choose(self._programs, Need(rows=rows, draws=rows, kind=GREEDY))
         plan = pack_plan(self.capacity, [(slot, DECODE, 0, evidence.pack(evidence.alike(depth)))
                                          for slot, depth in enumerate(drafts)], [])
         start = time.monotonic()
-        np.asarray(self._step(rows, plan)[0])
+        np.asarray(self._start(*keys, plan)[0])
         return time.monotonic() - start
 
     def score(self, tokens: list[int], chunks: list[int]) -> np.ndarray:
         """f32 logprobs of the tokens after the first, and of one drawn behind them, prefilled in these chunks. For use
         before the first request: it takes slot 0 and the first pages."""
+        return self.read_through(tokens, chunks)[1]
+
+    def read_through(self, tokens: list[int], chunks: list[int], rows: int = 1, kind: str = GREEDY,
+                     temperature: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """As `score`, in programs of at least `rows` rows whose draws are of this kind. Returns the tokens drawn at every place
+        too, int32, with seed 0."""
         need = -(-len(tokens) // self.capacity.page_size)
         packed = pack_admission(
             self.capacity, slot=0, pages=range(1, 1 + need), tokens=tokens, prompt=len(tokens), limit=len(tokens) + 1,
-            params=SamplingParams(temperature=0.0, prompt_logprobs=0), seed=0, choice=0, stops=[])
+            params=SamplingParams(temperature=temperature, prompt_logprobs=0), seed=0, choice=0, stops=[])
         self._state = self._programs.admit(self._state, jax.device_put(packed, self._whole))
-        scores = []
+        drawn, scores = [], []
         for chunk in chunks:
-            rows = next(rows for rows in self._programs.steps if rows >= chunk)
-            results, _ = self._step(rows, pack_plan(self.capacity, [(0, PREFILL, chunk, 0)], []))
-            scores.append(unpack_results(self.capacity, np.asarray(results)).logprobs[:chunk])
-        return np.concatenate(scores)
+            keys = choose(self._programs, Need(rows=max(chunk, rows), draws=chunk, kind=kind))
+            results, _ = self._start(*keys, pack_plan(self.capacity, [(0, PREFILL, chunk, 0)], []))
+            read = unpack_results(self.capacity, np.asarray(results))
+            drawn.append(read.tokens[:chunk])
+            scores.append(read.logprobs[:chunk])
+        return np.concatenate(drawn), np.concatenate(scores)

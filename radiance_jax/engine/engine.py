@@ -45,6 +45,7 @@ class Engine:
         self._stats = EngineStats()
         self._reader = Reader(self._stats)
         self._max_queue = max_queue
+        self.exact: bool = built.exact  # whether bit-exactness is kept
         self._tiles = built.tiles  # None: a step costs all rows of its program
         self._seeds = random.Random(config.seed)
         self._inbox: deque[Callable[[], None]] = deque()

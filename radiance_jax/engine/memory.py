@@ -8,6 +8,7 @@ because the pool's size is part of the programs.
 
 import os
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,14 +76,16 @@ def page_bytes(model: ModelConfig, cut: Partition, page_size: int, dtype: Any) -
     return model.num_layers * rank_bytes(llama.cache_spec(model, cut, 1, page_size, dtype), cut.tp)
 
 
-def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile: tuple[int, int] | None) -> int:
+def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile: tuple[int, int] | None,
+                   partials: Callable[[Capacity], int] | None = None) -> int:
     """Bytes that a step needs for temporaries on one rank, before it is compiled.
 
     Rows R, of which at once T are in the layers and T' are drawn: `tile`, or all of them where it is None. Residual
     stream, queries and attention's output for all rows, in f32 for what rounding leaves around, and twenty alternatives a
     row; one layer's products for T rows; the keys and values of the block that attention looks at, for every segment at
-    once where there are no tiles; ten times the f32 logits of T' rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling: XLA was seen to
-    keep eight on a CPU); four words a token of history for prompt lookup.
+    once where there are no tiles, or the partial sums of its kernel, which `partials` tells; ten times the f32 logits of
+    T' rows over the whole vocabulary (raw, adjusted, noise and the threshold searches of sampling: XLA was seen to keep
+    eight on a CPU); four words a token of history for prompt lookup.
     """
     r = capacity.rows
     t, drawn = tile or (r, r)
@@ -91,6 +94,7 @@ def step_workspace(model: ModelConfig, cut: Partition, capacity: Capacity, tile:
     products = t * 4 * (heads + 2 * model.width + 3 * cut.local_ff)
     blocks = 1 if tile else 8 * (capacity.slots + r // 8)  # pages: up to eight a segment of eight rows
     keys = 2 * blocks * 2 * cut.local_kv_heads * model.head_size * capacity.page_size * 4
+    keys = keys if partials is None else partials(capacity)
     lookup = 4 * 4 * capacity.slots * capacity.length
     return rows + products + keys + 10 * 4 * drawn * cut.vocab_size + lookup
 
@@ -106,16 +110,20 @@ def draft_workspace(drafter: Drafter, model: ModelConfig, cut: Partition, capaci
     return taps + cache + 3 * 4 * slots * drafter.block * cut.vocab_size // cut.tp
 
 
-def compiled_workspace(programs: Any) -> int | None:
+def compiled_workspace(*programs: Any) -> int | None:
     """What XLA planned for the largest of the compiled programs on one rank: temporaries, and outputs that are not
-    written over a donated input. None where the platform does not say."""
-    sizes = []
-    for program in programs:
-        found = program.memory_analysis()
-        if found is None:
-            return None
-        sizes.append(found.temp_size_in_bytes + max(found.output_size_in_bytes - found.alias_size_in_bytes, 0))
-    return max(sizes, default=None)
+    written over a donated input; of several groups, which run one behind the other, together. None where the platform
+    does not say."""
+    total = 0
+    for group in programs:
+        sizes = [0]
+        for program in group:
+            found = program.memory_analysis()
+            if found is None:
+                return None
+            sizes.append(found.temp_size_in_bytes + max(found.output_size_in_bytes - found.alias_size_in_bytes, 0))
+        total += max(sizes)
+    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +185,9 @@ class MemoryPlan:
 
 
 def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted: Capacity, tile: tuple[int, int] | None,
-                dtype: Any, memory: Memory, drafter: Drafter | None = None) -> MemoryPlan:
-    """Decides pages and context. `wanted` has the longest context and no pages yet; `tile` as in `step_workspace`.
+                dtype: Any, memory: Memory, drafter: Drafter | None = None,
+                partials: Callable[[Capacity], int] | None = None) -> MemoryPlan:
+    """Decides pages and context. `wanted` has the longest context and no pages yet; `tile`, `partials` as in `step_workspace`.
 
     The pool gets `kv_pages`, else as many pages as every slot can use at full length, within the share. A context that
     nobody asked for (`max_model_len` unset) shrinks to what fits. Raises `UserError` with the arithmetic where weights,
@@ -192,7 +201,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, cut: Partition, wanted
 
     def with_context(length: int, pages: int) -> MemoryPlan:
         capacity = replace(wanted, length=length, pages=pages + 1)
-        extra, workspace = {}, step_workspace(model, cut, capacity, tile)
+        extra, workspace = {}, step_workspace(model, cut, capacity, tile, partials)
         if drafter is not None:
             extra = {"drafter": draft_weights, "window": ring(drafter, length), "draft_cache": rank_bytes(
                 drafter.cache_specs(cut, capacity.slots, length, dtype), cut.tp) * ranks}

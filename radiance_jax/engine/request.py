@@ -48,6 +48,12 @@ class SamplingParams:
     max_draft_tokens: int | None = None
     draft_window: Literal["fixed", "adaptive"] | None = None
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before the draw: penalties, a minimum length, a bias."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.logit_bias
+                    or self.min_tokens)
+
     def __post_init__(self) -> None:
         def check(name: str, holds: bool, must: str) -> None:
             if not holds:

@@ -99,13 +99,11 @@ def pack_admission(capacity: Capacity, *, slot: int, pages: Sequence[int], token
                    params: SamplingParams, seed: int, choice: int, stops: Sequence[int], computed: int = 0) -> np.ndarray:
     """A sequence's whole request for a slot. `tokens` are all its committed tokens (after a preemption more than
     the prompt), of which `computed` have their keys and values in the cache."""
-    adjusts = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
-                   or params.logit_bias or params.min_tokens)
     ints = dict(
         slot=slot, length=len(tokens), computed=computed, prompt=prompt, limit=limit,
         wants_top=bool(params.logprobs) or bool(params.prompt_logprobs), wants_prompt=params.prompt_logprobs is not None,
         top_k=max(params.top_k, 0), min_tokens=params.min_tokens, seed_low=seed & 0xFFFFFFFF,
-        seed_high=(seed >> 32) & 0xFFFFFFFF, choice=choice, adjusts=adjusts)
+        seed_high=(seed >> 32) & 0xFFFFFFFF, choice=choice, adjusts=params.adjusts)
     floats = dict(temperature=params.temperature, top_p=params.top_p, min_p=params.min_p, presence=params.presence_penalty,
                   frequency=params.frequency_penalty, repetition=params.repetition_penalty)
     packed = np.full(admission_size(capacity), -1, np.int32)

@@ -5,9 +5,11 @@ and as many drafts as lookup found, so that a sequence without a proposal costs 
 
     plan -> page tables -> proposals -> rows -> forward -> draws at the rows that need one -> acceptance -> history
                                                                       -> context rows of what is committed, for a drafter
+
+Here it is one program; where rows go through GPU kernels it is cut behind the forward pass (`two_part.py`), from the same parts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -50,8 +52,9 @@ class StepShape:
     wire: Wire = EXACT
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """The rows of a step. Per slot: first row, number of rows, first position. Per row: slot and liveness."""
 
     start: jax.Array
@@ -62,11 +65,27 @@ class _Layout:
     total: jax.Array
 
 
-def _layout(count: jax.Array, position: jax.Array, rows: int) -> _Layout:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Turn:
+    """What a step's draws need to know of its rows. Per slot: mode, chunk, drafts [S, K], their number and who made them. Per row:
+    position, and whether it needs a draw."""
+
+    mode: Any
+    chunk: Any
+    drafts: Any
+    drafted: Any
+    kind: Any
+    layout: Layout
+    position: Any
+    needs: Any
+
+
+def _layout(count: jax.Array, position: jax.Array, rows: int) -> Layout:
     ends = jnp.cumsum(count)
     index = jnp.arange(rows, dtype=jnp.int32)
     slot = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32), count.shape[0] - 1)
-    return _Layout(ends - count, count, position, slot, index < ends[-1], ends[-1])
+    return Layout(ends - count, count, position, slot, index < ends[-1], ends[-1])
 
 
 def _look(state: State, depth: jax.Array, capacity: Capacity, shape: StepShape):
@@ -106,7 +125,7 @@ def _propose(params, draft, state: State, mode: jax.Array, depth: jax.Array, cap
     return replace(state, tokens=state.tokens.at[slot, column].set(drafts, mode="drop")), drafts, count, kind
 
 
-def _observe(draft, taps, state: State, layout: _Layout, position: jax.Array, shape: StepShape):
+def _observe(draft, taps, state: State, layout: Layout, position: jax.Array, shape: StepShape):
     """The drafter's cache with the rows of this step that are committed, `state` being the one behind the step: the row of
     a draft that was not kept lies at `computed` or past it."""
     if shape.drafting is None:
@@ -115,55 +134,67 @@ def _observe(draft, taps, state: State, layout: _Layout, position: jax.Array, sh
     return drafting_.observe(shape.drafting, *draft, taps, layout.slot, position, keep, state.computed, layout.total)
 
 
-def _draw_rows(params, config: ModelConfig, state: State, layout: _Layout, position: jax.Array, needs: jax.Array,
+def _draw_rows(params, config: ModelConfig, state: State, layout: Layout, position: jax.Array, needs: jax.Array,
                x: jax.Array, tiles: Tiles, capacity: Capacity, shape: StepShape):
     """Draws at the rows that need one, and raw logprobs. Returns drawn [R], logprob [R], top ids and logprobs [R, 20].
 
     A prompt row's logprob is that of the prompt's own next token, any other row's that of the token drawn there.
     """
-    rows, vocab = x.shape[0], state.bias.shape[1]
-    wanted = jnp.nonzero(needs, size=rows, fill_value=rows)[0].astype(jnp.int32)
+    rows, wanted = x.shape[0], rows_wanted(needs)
     if tiles.rows is not None:  # one height is enough here: the pipeline is long to compile, and most rows need no draw
         tiles = Tiles(((shape.head_tile, 1),), needs.sum())
-    real = jnp.arange(vocab) < config.vocab_size
 
     def body(tile, carry):
         index = tiles.take(wanted, tile)
         at = jnp.minimum(index, rows - 1)
-        slot, where = layout.slot[at], position[at]
         local = llama.head(params, x[at], config)
-        raw = jnp.where(real, collectives.all_gather_last(local, TENSOR_AXIS), sampling.NEVER)
-        draw = jax.tree.map(lambda field: field[slot], state.draw)
-        output_index = where + 1 - state.prompt[slot]
-        behind = state.length[slot][:, None] + jnp.arange(capacity.depth)[None]
-        ancestors = jnp.where(behind <= where[:, None], state.tokens[slot[:, None], behind], -1)
-        logits = lax.cond(
-            draw.adjusts.any(),
-            lambda l: sampling.adjust(l, draw, state.counts, state.seen, state.bias, slot, output_index, ancestors),
-            lambda l: l, raw)
-        drawn = sampling.sample(logits, draw, output_index)
-        following = state.tokens[slot, where + 1]
-        label = jnp.where(where + 1 < state.prompt[slot], following, drawn)
-        normaliser, logprob = sampling.raw_logprobs(raw, label)
-
-        def best(raw):
-            values, ids = lax.top_k(raw, capacity.tops)
-            return ids.astype(jnp.int32), values - normaliser[:, None]
-
-        def none(raw):
-            shape = (raw.shape[0], capacity.tops)
-            return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-
-        top = lax.cond((state.wants_top[slot] & (index < rows)).any(), best, none, raw)
-        return tuple(into.at[index].set(part, mode="drop") for into, part in zip(carry, (drawn, logprob, *top), strict=True))
+        parts = draw_at(config, state, capacity, layout.slot[at], position[at], index < rows, local, sampling.BY_NEED)
+        return tuple(into.at[index].set(part, mode="drop") for into, part in zip(carry, parts, strict=True))
 
     start = (jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.float32), jnp.zeros((rows, capacity.tops), jnp.int32),
              jnp.zeros((rows, capacity.tops), jnp.float32))
     return tiles.walk(body, start)
 
 
-def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, hooks: Hooks, params, caches, state: State,
-          plan, knobs, draft):
+def rows_wanted(needs: jax.Array) -> jax.Array:
+    """In:  needs [True, False, True]    Out: [0, 2, 3]: the rows that need a draw, then one beyond the last."""
+    return jnp.nonzero(needs, size=needs.shape[0], fill_value=needs.shape[0])[0].astype(jnp.int32)
+
+
+def draw_at(config: ModelConfig, state: State, capacity: Capacity, slot: jax.Array, where: jax.Array, live: jax.Array,
+            local: jax.Array, how: sampling.Branches):
+    """Draws at rows [R'] of these slots and positions, from this rank's f32 logits [R', V'/tp]. Returns drawn [R'], logprob
+    [R'], top ids and logprobs [R', 20]."""
+    vocab = state.bias.shape[1]
+    raw = jnp.where(jnp.arange(vocab) < config.vocab_size, collectives.all_gather_last(local, TENSOR_AXIS), sampling.NEVER)
+    draw = jax.tree.map(lambda field: field[slot], state.draw)
+    output_index = where + 1 - state.prompt[slot]
+    behind = state.length[slot][:, None] + jnp.arange(capacity.depth)[None]
+    ancestors = jnp.where(behind <= where[:, None], state.tokens[slot[:, None], behind], -1)
+    logits = how.adjusts(
+        draw.adjusts.any(),
+        lambda l: sampling.adjust(l, draw, state.counts, state.seen, state.bias, slot, output_index, ancestors),
+        lambda l: l, raw)
+    drawn = sampling.sample(logits, draw, output_index, how)
+    following = state.tokens[slot, where + 1]
+    label = jnp.where(where + 1 < state.prompt[slot], following, drawn)
+    normaliser, logprob = sampling.raw_logprobs(raw, label)
+
+    def best(raw):
+        values, ids = how.top_k(raw, capacity.tops)
+        return ids.astype(jnp.int32), values - normaliser[:, None]
+
+    def none(raw):
+        shape = (raw.shape[0], capacity.tops)
+        return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+    return (drawn, logprob, *how.tops((state.wants_top[slot] & live).any(), best, none, raw))
+
+
+def lay_out(capacity: Capacity, shape: StepShape, hooks: Hooks, params, draft, state: State, plan: jax.Array,
+            knobs: Any) -> tuple[State, Turn, Rows]:
+    """The plan int32 [S + U, 3] to the rows of the step: page tables are updated and drafts proposed on the way. `draft`: a
+    drafter's parameters and cache, which it proposes from together with the target's."""
     slots, page_size = capacity.slots, capacity.page_size
     mode, chunk, depth = plan[:slots, 0], plan[:slots, 1], plan[:slots, 2]
     update = plan[slots:]
@@ -178,12 +209,20 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
     position = jnp.where(layout.live, position, 0)
     page = jnp.where(layout.live, state.table[layout.slot, position // page_size], 0)
     rows = Rows(jnp.where(layout.live, state.tokens[layout.slot, position], 0), position, page, position % page_size)
+    last_row = position == state.length[layout.slot] - 1
+    needs = layout.live & ((mode == DECODE)[layout.slot] | last_row | state.wants_prompt[layout.slot])
+    return state, Turn(mode, chunk, drafts, drafted, kind, layout, position, needs), rows
 
+
+def _forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, params, caches, state: State, turn: Turn,
+             rows: Rows):
+    """The rows through all layers in XLA's own products."""
+    slots, layout = capacity.slots, turn.layout
     if shape.tiles is None:
         tiles, capacity_segments = Tiles(((shape.rows, 1),)), min(slots, shape.rows) + shape.rows // shape.segment
     else:
         tiles, capacity_segments = Tiles(shape.tiles, layout.total), slots + shape.rows // shape.segment
-    segments = make_segments(layout.start, count, layout.position, shape.segment, capacity_segments)
+    segments = make_segments(layout.start, layout.count, layout.position, shape.segment, capacity_segments)
     attention = AttentionShape(height=shape.segment, block_pages=shape.block_pages, loop=shape.tiles is not None)
     around = llama.Surroundings(
         tiles=tiles, attend=lambda q, cache: paged_attention(q, cache, state.table, segments, attention),
@@ -191,16 +230,17 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
         reduce_add=lambda x, residual, bias=None: collectives.all_reduce_add(x, residual, TENSOR_AXIS, shape.wire, bias))
     x, caches, taps = llama.forward(params, config, cut, rows, caches, around,
                                     shape.drafting.drafter.taps if shape.drafting else ())
+    return x, caches, taps, tiles
 
+
+def commit(capacity: Capacity, state: State, turn: Turn, drawn: jax.Array, logprob: jax.Array) -> tuple[State, jax.Array]:
+    """Draws and raw logprobs by row [R] to the state behind the step, and what the host reads of it."""
+    slots, mode, chunk, drafts, drafted, layout = capacity.slots, turn.mode, turn.chunk, turn.drafts, turn.drafted, turn.layout
     finishes = (mode == PREFILL) & (state.computed + chunk >= state.length)
     draws = (mode == DECODE) | finishes
     first = jnp.where(finishes, layout.start + chunk - 1, layout.start)
-    last_row = position == state.length[layout.slot] - 1
-    needs = layout.live & ((mode == DECODE)[layout.slot] | last_row | state.wants_prompt[layout.slot])
-    drawn, logprob, *top = _draw_rows(params, config, state, layout, position, needs, x, tiles, capacity, shape)
-
     run = jnp.arange(capacity.depth + 1, dtype=jnp.int32)[None]
-    chain = drawn[jnp.minimum(first[:, None] + run, shape.rows - 1)]
+    chain = drawn[jnp.minimum(first[:, None] + run, drawn.shape[0] - 1)]
     verdict = accept(chain, drafts, drafted, draws, state.draw.stops, state.length, state.limit)
     slot = jnp.arange(slots)[:, None]
     kept = run < verdict.emitted[:, None]
@@ -212,9 +252,17 @@ def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepSh
         length=length,
         computed=jnp.where(draws, length - 1, state.computed + jnp.where(mode == PREFILL, chunk, 0)),
         done=state.done | (verdict.ended > 0))
-    per_slot = jnp.stack([first, verdict.emitted, verdict.ended, drafted, verdict.accepted, length, kind], axis=1)
-    packed = jnp.concatenate([per_slot.reshape(-1), drawn, lax.bitcast_convert_type(logprob, jnp.int32)])
-    return caches, state, packed, tuple(top), _observe(draft, taps, state, layout, position, shape)
+    per_slot = jnp.stack([first, verdict.emitted, verdict.ended, drafted, verdict.accepted, length, turn.kind], axis=1)
+    return state, jnp.concatenate([per_slot.reshape(-1), drawn, lax.bitcast_convert_type(logprob, jnp.int32)])
+
+
+def _step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, hooks: Hooks, params, caches, state: State,
+          plan, knobs, draft):
+    state, turn, rows = lay_out(capacity, shape, hooks, params, draft, state, plan, knobs)
+    x, caches, taps, tiles = _forward(config, cut, capacity, shape, params, caches, state, turn, rows)
+    drawn, logprob, *top = _draw_rows(params, config, state, turn.layout, turn.position, turn.needs, x, tiles, capacity, shape)
+    state, packed = commit(capacity, state, turn, drawn, logprob)
+    return caches, state, packed, tuple(top), _observe(draft, taps, state, turn.layout, turn.position, shape)
 
 
 def _admit(capacity: Capacity, state: State, packed) -> State:
@@ -248,11 +296,13 @@ class Programs:
 
     `steps` by row count, ascending; `admit`. Both donate what they return anew. A step takes parameters, caches,
     state, plan, knobs, and of the drafter parameters and cache (`()` each where there is none); it returns caches, state,
-    results, top ids and logprobs, and the drafter's cache.
+    results, top ids and logprobs, and the drafter's cache. Where `draws` has programs, by rows, draws and kind, a step is two
+    programs: that of `steps` is its forward pass only (`two_part.py`).
     """
 
     steps: dict[int, Any]
     admit: Any
+    draws: dict[tuple[int, int, str], Any] = field(default_factory=dict)
 
 
 def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, mesh: Mesh, params, caches,

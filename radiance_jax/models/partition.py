@@ -67,7 +67,8 @@ def check_width(config: ModelConfig, tp: int) -> None:
                         f"columns, so {name}={most} stands in the way. Use --mesh tp={most} or fewer.", param="mesh")
 
 
-def partition(config: ModelConfig, tp: int) -> Partition:
+def partition(config: ModelConfig, tp: int, ff_multiple: int = 1) -> Partition:
+    """`ff_multiple`: what each rank's slice of the feed-forward width must be a multiple of."""
     check_width(config, tp)
     groups, per_group = config.num_kv_heads, config.num_heads // config.num_kv_heads
     if tp <= groups:
@@ -78,7 +79,7 @@ def partition(config: ModelConfig, tp: int) -> Partition:
     queries = _round_up(per_group, copies)
     return Partition(
         tp=tp, heads=padded * queries, kv_heads=padded * copies, kv_copies=copies, group_heads=queries,
-        ff_width=_round_up(config.ff_width, tp), vocab_size=_round_up(config.vocab_size, VOCAB_MULTIPLE * tp))
+        ff_width=_round_up(config.ff_width, tp * ff_multiple), vocab_size=_round_up(config.vocab_size, VOCAB_MULTIPLE * tp))
 
 
 def pad_axis(array: np.ndarray, axis: int, size: int) -> np.ndarray:

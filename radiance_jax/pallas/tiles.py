@@ -10,6 +10,7 @@ from radiance_jax.pallas.product import WIDEST, Tile
 
 MULTIPROCESSORS = 132
 SHARED_MEMORY = 220 * 1024
+NARROWEST = 32  # bytes of a row that shared memory can swizzle
 
 # (K, N, gated) at rows up to: the fastest tile measured by `bench product`
 H200: dict[tuple[int, int, bool, int], Tile] = {}
@@ -21,9 +22,10 @@ def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2
         if rows <= most and (k, n, gated, most) in H200:
             return H200[k, n, gated, most]
     parts = 2 if gated else 1
-    fits = [c for c in range(8, WIDEST // parts + 1, 8) if n % c == 0]
+    least = NARROWEST // out_bytes
+    fits = [c for c in range(least, WIDEST // parts + 1, least) if n % c == 0]
     if not fits or k % 64:
-        raise ValueError(f"no tile fits a product of {k} x {n}: K must be a multiple of 64 and N of 8")
+        raise ValueError(f"no tile fits a product of {k} x {n}: K must be a multiple of 64 and N of {least}")
     if rows <= ROWS:
         # At more rows every thread block reads more of x, so that fewer and wider ones are better.
         least = 64 if rows > 16 and n // 64 >= MULTIPROCESSORS // 3 else 8

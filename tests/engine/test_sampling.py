@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from radiance_jax.engine.noise import gumbel
+from radiance_jax.engine.sampling import top_by_rounds
 from sampling_rows import (ADJUST, DEPTH, KEEP, PIPELINE, RAW_LOGPROBS, REAL, ROWS, SAMPLE, VOCAB, history, make_draw,
                            make_logits, no_ancestors)
 
@@ -216,3 +217,12 @@ def test_stop_tokens_are_not_drawn_before_the_minimum_length():
     drawn = PIPELINE(logits, draw, none, none > 0, none.astype(np.float32), SLOT, SLOT, no_ancestors())
     assert (np.asarray(drawn)[:4] == logits[:4, :REAL].argsort(1)[:, -3]).all()
     assert (np.asarray(drawn)[4:] == 5).all()
+
+
+def test_the_likeliest_by_rounds_are_those_of_a_sort():
+    rng = np.random.default_rng(7)
+    logits = make_logits(rng)
+    logits[3] = np.round(logits[3])  # many ties
+    logits[4, :REAL] = 1.0
+    for mine, other in zip(jax.jit(partial(top_by_rounds, count=20))(logits), jax.lax.top_k(logits, 20), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(other))

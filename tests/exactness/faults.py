@@ -272,7 +272,7 @@ def _adjust(original, on, seen):
 
 
 def _sample(original, on, seen):
-    def sample(logits, draw, output_index):
+    def sample(logits, draw, output_index, *how):
         seen.draw, seen.logits = draw, logits
         rows = jnp.arange(logits.shape[0])
         hot = jnp.where(draw.temperature > 0, draw.temperature.max(), 0)
@@ -280,7 +280,7 @@ def _sample(original, on, seen):
             draw, temperature=jnp.where(on("temperature of the tile"), hot, draw.temperature),
             top_k=jnp.where(on("top-k of the tile"), draw.top_k.max(), draw.top_k),
             choice=jnp.where(on("noise does not know the choice"), 0, draw.choice))
-        return original(logits, drawn, jnp.where(on("noise by row of the tile"), rows, output_index))
+        return original(logits, drawn, jnp.where(on("noise by row of the tile"), rows, output_index), *how)
     return sample
 
 

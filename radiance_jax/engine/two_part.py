@@ -1,0 +1,136 @@
+"""A step as two programs, for forward passes in GPU kernels: rows through all layers, then their draws.
+
+The forward program holds no draw and no branch, so that one serves every request; the draw programs come in kinds
+(`kinds.py`), chosen by the host. Neither has a loop or a branch that waits for the host, and the host waits for neither: both
+are sent, and one packed array is fetched a step.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from radiance_jax import collectives
+from radiance_jax.engine import sampling
+from radiance_jax.engine.hooks import NO_HOOKS, Hooks
+from radiance_jax.engine.kernels import Kernels, segments_of
+from radiance_jax.engine.kinds import FULL, GREEDY, PLAIN
+from radiance_jax.engine.sampling import Branches, always, never, top_by_rounds
+from radiance_jax.engine.state import Capacity, State, state_specs
+from radiance_jax.engine.steps import Layout, StepShape, Turn, commit, draw_at, lay_out, rows_wanted
+from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, replicated
+from radiance_jax.models import llama, llama_mosaic
+from radiance_jax.models.config import ModelConfig
+from radiance_jax.models.partition import Partition
+from radiance_jax.models.rows import Tiles
+from radiance_jax.pallas.paged_attention import make_segments
+from radiance_jax.pallas.verify_attention import BLOCK, make_places
+
+STAGES = {
+    GREEDY: Branches(adjusts=never, warm=never, filters=never, tops=never),
+    PLAIN: Branches(adjusts=never, warm=always, filters=never, tops=never),
+    FULL: Branches(adjusts=always, warm=always, filters=always, tops=always, top_k=top_by_rounds),
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Drawn:
+    """What the forward program hands to the draw program. `wanted` int32 [R]: the rows that need a draw, in order; `x`, `y`
+    [R, D]: the rows' residual stream before the last layer's output, and that output."""
+
+    turn: Turn
+    wanted: Any
+    x: Any
+    y: Any
+
+
+def head_params(params: Any) -> Any:
+    """What of the parameters (or of their specs) the draw programs take."""
+    return {name: value for name, value in params.items() if name != "layers"}
+
+
+def _forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, kernels: Kernels, hooks: Hooks, params,
+             caches, state: State, plan: jax.Array, knobs: Any):
+    state, turn, rows = lay_out(capacity, shape, hooks, params, (), state, plan, knobs)
+    layout, per_block = turn.layout, BLOCK // capacity.page_size
+    height, segments = segments_of(config, cut, capacity, shape.rows)
+    segments = make_segments(layout.start, layout.count, layout.position, height, segments)
+    tables = jnp.pad(state.table, ((0, 0), (0, -state.table.shape[1] % per_block)))  # whole blocks
+    reduce = lambda x: collectives.all_reduce(x, TENSOR_AXIS)  # noqa: E731
+    x = llama.embed(params, rows.token, llama.Surroundings(
+        tiles=Tiles(((shape.rows, 1),)), attend=lambda q, cache: q, reduce=reduce, rank=lambda: lax.axis_index(TENSOR_AXIS)))
+    x, y, caches = llama_mosaic.forward(params, config, cut, rows, x, caches, llama_mosaic.KernelSurroundings(
+        tables=tables, segments=segments, places=make_places(segments, shape.rows), how=kernels.attention(capacity),
+        reduce=reduce, interpret=kernels.interpret))
+    return caches, state, Drawn(turn, rows_wanted(turn.needs), x, y)
+
+
+def _draw(config: ModelConfig, capacity: Capacity, kernels: Kernels, draws: int, kind: str, params, state: State, drawn: Drawn):
+    rows, turn, index = drawn.wanted.shape[0], drawn.turn, drawn.wanted[:draws]
+    at = jnp.minimum(index, rows - 1)
+    local = llama_mosaic.head(params, drawn.x[at], drawn.y[at], config, interpret=kernels.interpret)
+    tokens, logprob, *top = draw_at(config, state, capacity, turn.layout.slot[at], turn.position[at], index < rows, local,
+                                    STAGES[kind])
+    spread = lambda part: jnp.zeros((rows, *part.shape[1:]), part.dtype).at[index].set(part, mode="drop")  # noqa: E731
+    state, packed = commit(capacity, state, turn, spread(tokens), spread(logprob))
+    return state, packed, tuple(spread(part) for part in top) if kind == FULL else ()
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, ArraySpec)
+
+
+def _partitions(tree: Any) -> Any:
+    return jax.tree.map(lambda spec: spec.partition, tree, is_leaf=_is_spec)
+
+
+def _abstract(tree: Any, mesh: Mesh) -> Any:
+    return jax.tree.map(lambda spec: spec.abstract(mesh), tree, is_leaf=_is_spec)
+
+
+def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, kernels: Kernels, mesh: Mesh, params,
+                  caches, hooks: Hooks = NO_HOOKS, platforms: tuple[str, ...] | None = None):
+    """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated.
+    `platforms`: to lower for others than the mesh's own."""
+    state, whole = state_specs(capacity, cut.vocab_size), PartitionSpec()
+
+    def forward(params, caches, state, plan, knobs):
+        with hooks.tracing(knobs):
+            return _forward(config, cut, capacity, shape, kernels, hooks, params, caches, state, plan, knobs)
+
+    run = jax.shard_map(
+        forward, mesh=mesh, in_specs=(_partitions(params), _partitions(caches), _partitions(state), whole, whole),
+        out_specs=(_partitions(caches), _partitions(state), whole), check_vma=False)
+    plan = replicated((capacity.slots + capacity.updates, 3), jnp.int32)
+    knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype), hooks.knobs)
+    arguments = (_abstract(tree, mesh) for tree in (params, caches, state, plan, knobs))
+    return jax.jit(run, donate_argnums=(1, 2)).trace(*arguments).lower(lowering_platforms=platforms)
+
+
+def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) -> Drawn:
+    """What a forward program of `rows` rows returns."""
+    slots = lambda *more: replicated((capacity.slots, *more), jnp.int32)  # noqa: E731
+    row = replicated((rows,), jnp.int32)
+    flag = replicated((rows,), jnp.bool_)
+    stream = replicated((rows, config.width), dtype)
+    layout = Layout(start=slots(), count=slots(), position=slots(), slot=row, live=flag, total=replicated((), jnp.int32))
+    turn = Turn(mode=slots(), chunk=slots(), drafts=slots(capacity.depth), drafted=slots(), kind=slots(), layout=layout, position=row,
+                needs=flag)
+    return Drawn(turn=turn, wanted=row, x=stream, y=stream)
+
+
+def lower_draw(config: ModelConfig, cut: Partition, capacity: Capacity, kernels: Kernels, rows: int, draws: int, kind: str,
+               mesh: Mesh, params, platforms: tuple[str, ...] | None = None):
+    """Lowers the program of `draws` draws of a kind behind a forward program of `rows` rows. The state is donated."""
+    head, state, whole = head_params(params), state_specs(capacity, cut.vocab_size), PartitionSpec()
+    drawn = drawn_specs(config, capacity, rows, params["norm"].dtype)
+    run = jax.shard_map(
+        lambda params, state, drawn: _draw(config, capacity, kernels, draws, kind, params, state, drawn), mesh=mesh,
+        in_specs=(_partitions(head), _partitions(state), whole),
+        out_specs=(_partitions(state), whole, whole), check_vma=False)
+    arguments = (_abstract(tree, mesh) for tree in (head, state, drawn))
+    return jax.jit(run, donate_argnums=1).trace(*arguments).lower(lowering_platforms=platforms)

@@ -1,0 +1,118 @@
+"""Paged attention as a GPU kernel, in the interpreter: against dense float64, and a row's bits against themselves."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels import INTERPRET, random, same_bits, wide
+from radiance_jax.pallas.paged_attention import make_segments
+from radiance_jax.pallas.verify_attention import BLOCK, SplitShape, make_places, segment_height, verify_attention
+
+GROUPS, LENGTH, ROWS, CAPACITY = 2, 192, 8, 4
+SLOW = pytest.mark.slow
+
+
+@dataclass
+class Case:
+    """Sequences' keys and values [S, T, G, H] behind page tables; whatever is not theirs is NaN."""
+
+    share: int
+    size: int
+    page: int
+
+    def __post_init__(self):
+        rng = np.random.default_rng(self.share)
+        width, slots = LENGTH // self.page, 3
+        self.k, self.v = (random(rng, slots, LENGTH, GROUPS, self.size) for _ in range(2))
+        self.q = random(rng, slots, LENGTH, GROUPS, self.share, self.size, scale=2.0)
+        pages = rng.permutation(np.arange(1, 1 + slots * width)).reshape(slots, width)
+        self.tables = jnp.asarray(pages, jnp.int32)
+        self.height = segment_height(self.share, self.size)
+
+    def cache(self, position: np.ndarray, count: np.ndarray) -> jax.Array:
+        """[P, 2G, page, H] with the keys and values up to the last row of every slot."""
+        out = jnp.full((2 + self.tables.size, 2 * GROUPS, self.page, self.size), jnp.nan, jnp.bfloat16)
+        for slot, last in enumerate(position + count):
+            at = np.arange(last if count[slot] else 0)
+            both = jnp.concatenate([self.k[slot, at], self.v[slot, at]], axis=1)
+            out = out.at[self.tables[slot, at // self.page], :, at % self.page].set(both)
+        return out
+
+    def attend(self, position, count, **how) -> jax.Array:
+        """[R, G, share, H]; rows stand slot by slot."""
+        position, count = np.array(position), np.array(count)
+        start = np.cumsum(count) - count
+        segments = make_segments(*(jnp.asarray(x, jnp.int32) for x in (start, count, position)), self.height, CAPACITY)
+        places = make_places(segments, ROWS)
+        q = np.full((CAPACITY + 1, GROUPS, 64, self.size), np.nan, np.float32)
+        for slot in range(3):
+            for j in range(count[slot]):
+                row = start[slot] + j
+                at = int(places.index[row]) * self.share
+                q[int(places.segment[row]), :, at:at + self.share] = self.q[slot, position[slot] + j].astype(jnp.float32)
+        shape = SplitShape(**{"split": BLOCK, "most": LENGTH // BLOCK} | how)
+        run = jax.jit(lambda q, cache: verify_attention(q, cache, self.tables, segments, places, share=self.share, how=shape,
+                                                        interpret=INTERPRET))
+        out = run(jnp.asarray(q, jnp.bfloat16), self.cache(position, count))
+        return out.reshape(ROWS, GROUPS, self.share, self.size)
+
+    def dense(self, slot: int, position: int, window: int | None = None, cap: float | None = None) -> np.ndarray:
+        """float64 [G, share, H] of one row."""
+        first = 0 if window is None else max(position - window + 1, 0)
+        k, v = (wide(x[slot, first:position + 1]) for x in (self.k, self.v))
+        score = np.einsum("gsh,tgh->gst", wide(self.q[slot, position]), k) * self.size**-0.5
+        if cap is not None:
+            score = np.tanh(score / cap) * cap
+        weight = np.exp(score - score.max(-1, keepdims=True))
+        return np.einsum("gst,tgh->gsh", weight / weight.sum(-1, keepdims=True), v)
+
+    def check(self, position, count, window=None, cap=None, **how) -> jax.Array:
+        out, row = self.attend(position, count, window=window, cap=cap, **how), 0
+        for slot in range(3):
+            for j in range(count[slot]):
+                expected = self.dense(slot, position[slot] + j, window, cap)
+                np.testing.assert_allclose(wide(out[row]), expected, atol=0.02)
+                row += 1
+        return out
+
+
+@pytest.mark.parametrize("share, size, page", (
+    (3, 64, 16), pytest.param(1, 64, 64, marks=SLOW), pytest.param(4, 128, 16, marks=SLOW), pytest.param(7, 64, 64, marks=SLOW),
+    pytest.param(8, 128, 64, marks=SLOW), pytest.param(8, 64, 16, marks=SLOW), pytest.param(3, 16, 16, marks=SLOW)))
+def test_ragged_steps_equal_the_dense_sum_and_no_foreign_number_leaks(share, size, page):
+    """A chunk across blocks and splits, an empty slot, and a sequence's first rows in one page."""
+    Case(share, size, page).check((62, 9, 0), (5, 0, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window, cap", ((40, 5.0), (64, None), (1, None), (65, 30.0), (None, 2.0)))
+def test_windows_and_soft_caps(window, cap):
+    Case(2, 64, 16).check((126, 63, 64), (3, 1, 2), window, cap)
+
+
+@pytest.mark.slow
+def test_splits_of_several_blocks():
+    Case(3, 64, 16).check((130, 63, 127), (3, 1, 2), split=2 * BLOCK, most=2)
+
+
+@pytest.mark.slow
+def test_a_row_has_the_same_bits_alone_in_a_chunk_and_in_company():
+    case = Case(3, 64, 16)
+    together = case.attend((126, 0, 17), (4, 0, 3))
+    alone = case.attend((128, 0, 0), (1, 0, 0))
+    assert same_bits(alone[0], together[2])
+
+
+@pytest.mark.slow
+def test_segments_of_a_long_chunk_change_no_bit():
+    case = Case(8, 64, 16)  # 7 rows a segment
+    assert case.height < 8
+    together, later = case.attend((60, 0, 0), (8, 0, 0)), case.attend((64, 0, 0), (4, 0, 0))
+    assert same_bits(together[4:8], later[:4])
+
+
+def test_segments_are_as_high_as_a_tile_holds():
+    assert [segment_height(share, size) for share, size in ((1, 64), (3, 64), (4, 128), (8, 128), (7, 64))] == [63, 21, 16, 8, 9]
