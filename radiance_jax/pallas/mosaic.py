@@ -16,9 +16,12 @@ ROWS = 64  # rows of a wgmma tile
 
 
 def tiled(columns: int, dtype: Any) -> tuple:
-    """Transforms of a shared-memory tile [rows, columns] that TMA writes and wgmma reads: 8-row tiles, the widest swizzle."""
+    """Transforms of a shared-memory tile [rows, columns] that TMA writes and wgmma reads: 8-row tiles, the widest swizzle; none
+    where rows are no multiple of 32 bytes."""
     size = np.dtype(dtype).itemsize
     swizzle = plgpu.find_swizzle(columns * size * 8)
+    if swizzle < 32:
+        return ()
     return plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle)
 
 

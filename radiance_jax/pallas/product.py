@@ -20,6 +20,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from radiance_jax.pallas.mosaic import ROWS, after_predecessor, shape, tiled
 
 
+WIDEST = 256  # columns of a wgmma
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tile:
     """Static choices of a product. `columns` of N a thread block (a multiple of 8), `depth` of K a stage (a multiple of
@@ -112,7 +115,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
             mine = pl.ds(group * ROWS, ROWS)
             if bias is not None:
                 for part in range(parts):
-                    plgpu.copy_gmem_to_smem(bias_g.at[pl.ds(part * n + column * columns, columns)], b_s.at[part, group],
+                    plgpu.copy_gmem_to_smem(bias_g.at[pl.ds(part * n + column * columns, columns)], b_s.at[part, group, pl.ds(0, columns)],
                                             once.at[group])
                 plgpu.barrier_wait(once.at[group])
 
@@ -137,7 +140,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
 
             sums = pl.run_scoped(accumulate, *(plgpu.ACC((ROWS, columns), jnp.float32) for _ in range(parts)))
             if bias is not None:
-                sums = [y + lax.broadcast_in_dim(b_s[part, group].astype(jnp.float32), (ROWS, columns), [1])
+                sums = [y + lax.broadcast_in_dim(b_s[part, group, pl.ds(0, columns)].astype(jnp.float32), (ROWS, columns), [1])
                         for part, y in enumerate(sums)]
             if gated:
                 gate, up = (y.astype(x.dtype).astype(jnp.float32) for y in sums)
@@ -159,7 +162,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
             plgpu.SMEM((stages, tile.rows, depth), x.dtype, transforms=tiled(depth, x.dtype)),
             plgpu.SMEM((stages, parts, columns, depth), w.dtype, transforms=tiled(depth, w.dtype)),
             plgpu.SMEM((tile.rows, columns), dtype, transforms=tiled(columns, dtype)),
-            plgpu.SMEM((parts, groups, columns), w.dtype),
+            plgpu.SMEM((parts, groups, WIDEST), w.dtype),  # copies begin at multiples of 128 bytes
             plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
             plgpu.Barrier(num_arrivals=groups, num_barriers=stages),
             plgpu.Barrier(num_arrivals=parts, num_barriers=groups)])

@@ -42,10 +42,12 @@ def rope_and_store(qkv: jax.Array, cos: jax.Array, sin: jax.Array, page: jax.Arr
 
     cos, sin: f32 [R, H/2] of the rows' positions, the attention factor in them; page, offset: int32 [R]; norms: weights
     [H] of query and key, or None. Flat row j * N/G + i of a segment's tile is head i of its row j; what no row fills
-    is left unwritten. N + 2G is at most 64.
+    is left unwritten. N + 2G is at most 64, H a multiple of 64.
     """
     rows, groups, size = qkv.shape[0], cache.shape[1] // 2, cache.shape[3]
     share, half, total = heads // groups, size // 2, heads + 2 * groups
+    if size % 64:  # a copy out of shared memory begins at a multiple of 128 bytes, whatever the head
+        raise ValueError(f"the size of a head must be a multiple of 64; got {size}")
     if total > ROWS:
         raise ValueError(f"at most {ROWS} heads of queries, keys and values on one device; got {total}")
     wgmma, by_row, by_column = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
@@ -57,7 +59,7 @@ def rope_and_store(qkv: jax.Array, cos: jax.Array, sin: jax.Array, page: jax.Arr
         qkv_g, cos_g, sin_g, page_g, offset_g, segment_g, index_g, *rest = refs
         norm_g = (rest.pop(0), rest.pop(0)) if norms is not None else ()
         cache_g, q_g, low_s, high_s, cos_s, sin_s, *rest = rest
-        norm_s, out_s, (arrived, weighed) = rest[:4], rest[4:6], rest[6:]
+        norm_s, (out_s, arrived, weighed) = rest[:4], rest[4:]
         row = lax.axis_index("row")
         halves = [pl.ds(0, half), pl.ds(half, half)]
         for i, each in enumerate(norm_g):
@@ -85,13 +87,12 @@ def rope_and_store(qkv: jax.Array, cos: jax.Array, sin: jax.Array, page: jax.Arr
         turned = [wide[0] * c - wide[1] * s, wide[1] * c + wide[0] * s]
         turns = head < heads + groups
         for j in range(2):
-            out_s[j][...] = plgpu.layout_cast(jnp.where(turns, turned[j].astype(qkv.dtype), plain[j]), wgmma)
+            out_s.at[:, halves[j]][...] = plgpu.layout_cast(jnp.where(turns, turned[j].astype(qkv.dtype), plain[j]), wgmma)
         plgpu.commit_smem()
-        for j in range(2):
-            for group in range(groups):
-                plgpu.copy_smem_to_gmem(out_s[j].at[pl.ds(group * share, share)],
-                                        q_g.at[segment_g[row], group, pl.ds(index_g[row] * share, share), halves[j]])
-            plgpu.copy_smem_to_gmem(out_s[j].at[pl.ds(heads, 2 * groups)], cache_g.at[page_g[row], :, offset_g[row], halves[j]])
+        for group in range(groups):
+            plgpu.copy_smem_to_gmem(out_s.at[pl.ds(group * share, share)],
+                                    q_g.at[segment_g[row], group, pl.ds(index_g[row] * share, share)])
+        plgpu.copy_smem_to_gmem(out_s.at[pl.ds(heads, 2 * groups)], cache_g.at[page_g[row], :, offset_g[row]])
         plgpu.wait_smem_to_gmem(0)
 
     tile, vector = plgpu.SMEM((ROWS, half), qkv.dtype), plgpu.SMEM((half,), jnp.float32)
@@ -99,6 +100,6 @@ def rope_and_store(qkv: jax.Array, cos: jax.Array, sin: jax.Array, page: jax.Arr
     kernel = plgpu.kernel(
         body, kernel_name="rope_and_store", out_type=shape(places.segments + 1, groups, ROWS, size, dtype=qkv.dtype), grid=(rows,), grid_names=("row",),
         interpret=interpret,
-        scratch_types=[tile, tile, vector, vector, weight, weight, weight, weight, tile, tile, plgpu.Barrier(num_arrivals=4),
-                       plgpu.Barrier(num_arrivals=4)])
+        scratch_types=[tile, tile, vector, vector, weight, weight, weight, weight, plgpu.SMEM((ROWS, size), qkv.dtype),
+                       plgpu.Barrier(num_arrivals=4), plgpu.Barrier(num_arrivals=4)])
     return kernel(qkv.reshape(rows, total, size), cos, sin, page, offset, places.segment, places.index, *(norms or ()), cache)

@@ -6,11 +6,10 @@ pipeline as long as shared memory allows; at more rows, as wide as the registers
 """
 
 from radiance_jax.pallas.mosaic import ROWS
-from radiance_jax.pallas.product import Tile
+from radiance_jax.pallas.product import WIDEST, Tile
 
 MULTIPROCESSORS = 132
 SHARED_MEMORY = 220 * 1024
-WIDEST = 256  # columns of a wgmma
 
 # (K, N, gated) at rows up to: the fastest tile measured by `bench product`
 H200: dict[tuple[int, int, bool, int], Tile] = {}

@@ -36,7 +36,7 @@ class SplitShape:
     most: int
     window: int | None = None
     cap: float | None = None
-    stages: int = 2
+    stages: int = 4
 
 
 def segment_height(share: int, size: int) -> int:
@@ -73,7 +73,7 @@ def _first_block(position: jax.Array, window: int | None) -> jax.Array:
 
 
 ITEM = ("segment", "split", "slot", "position", "last", "begin", "blocks")
-BLOCKS_AT_ONCE = 264  # thread blocks that walk the work: two on each of an H200's multiprocessors
+BLOCKS_AT_ONCE = 132  # thread blocks that walk the work: one on each of an H200's multiprocessors
 
 
 def _work(segments: Segments, how: SplitShape) -> tuple[jax.Array, jax.Array]:
