@@ -69,10 +69,11 @@ class Progress:
         self.config, self.result = config, result
 
     @contextmanager
-    def cell(self, what: str, **facts: Any) -> Iterator[None]:
+    def cell(self, what: str, patience: int = 1, **facts: Any) -> Iterator[None]:
+        """`patience`: time-outs it may take."""
         self.result["unfinished"] = {"doing": what} | facts
         self.save()
-        faulthandler.dump_traceback_later(self.config.cell_timeout, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(self.config.cell_timeout * patience, exit=True, file=sys.__stderr__)
         try:
             yield
         finally:
@@ -204,7 +205,7 @@ def take_errors(config: WiresConfig, mesh: Any, progress: Progress) -> None:
 
     inputs = {kind: oracle.inputs(kind, mesh.size, ERROR_SIZE - ERROR_SIZE % (64 * mesh.size)) for kind in oracle.KINDS}
     if config.activations:
-        with progress.cell("activations"):
+        with progress.cell("activations", patience=5):  # a model is loaded and compiled
             inputs["activations"] = activations(config, mesh.size)
     for form in ("psum", "one-shot", "lossy"):
         for kind, parts in inputs.items():

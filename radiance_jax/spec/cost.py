@@ -2,7 +2,11 @@
 
 Steps of different row counts may be charged alike: on a CPU rows go through the layers in tiles, on a GPU through programs
 of a few sizes. `charge[n]` names the row count under which a step of n live rows is filed. Of the last `WINDOW` steps of a
-charge the median counts, so that one disturbed step moves nothing and a machine that got slower is noticed.
+charge the median counts, so that one disturbed step moves nothing.
+
+A machine gets slower or faster as a whole (other programs, longer contexts), and the charges that are not met just now
+would keep the prices of another hour. So a charge remembers what the others cost when it was met last, and its price moves
+with those that were met since.
 """
 
 import json
@@ -15,6 +19,7 @@ from statistics import median
 import numpy as np
 
 WINDOW = 31
+KEPT = 5  # of a charge on disk: few, so that steps of today soon outweigh them
 FORMAT = 1
 
 
@@ -40,6 +45,8 @@ class CostTable:
         self.charge = tuple(charge)
         self._seen: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
+        self._then: dict[int, dict[int, float]] = {}  # charge -> what all cost when it was met last
+        self._met: dict[int, int] = {}  # charge -> when that was, in steps observed
         self._curve: np.ndarray | None = None
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -49,13 +56,18 @@ class CostTable:
         key = self.charge[min(rows, len(self.charge) - 1)]
         seen = self._seen.setdefault(key, deque(maxlen=WINDOW))
         seen.append(seconds)
-        now = median(seen)
-        if now != self._medians.get(key):
-            self._medians[key], self._curve = now, None
+        self._medians[key], self._curve = median(seen), None
+        self._then[key], self._met[key] = dict(self._medians), max(self._met.values(), default=0) + 1
 
     def measured(self) -> dict[int, float]:
-        """Median seconds by charge, of the charges that were seen."""
-        return dict(sorted(self._medians.items()))
+        """Seconds by charge, of the charges that were seen."""
+        return {key: self._medians[key] * self._pace(key) for key in sorted(self._medians)}
+
+    def _pace(self, key: int) -> float:
+        """How much dearer the charges met since this one have become meanwhile (their median)."""
+        then, met = self._then[key], self._met[key]
+        since = [self._medians[other] / then[other] for other, when in self._met.items() if when > met and other in then]
+        return median(since) if since else 1.0
 
     def knows(self, rows: int) -> bool:
         """Whether a step of so many rows was ever measured."""
@@ -76,16 +88,17 @@ class CostTable:
         filed = np.where(n < len(self.charge), np.resize(self.charge, length), n)
         if not self._medians:
             return np.maximum(filed, 1).astype(float)
-        known = sorted(self._medians)
-        seconds = np.maximum.accumulate([self._medians[key] for key in known])
+        prices = self.measured()
+        known, seconds = list(prices), np.maximum.accumulate(list(prices.values()))
         return np.interp(filed, known, seconds) * np.maximum(filed / known[-1], 1.0)
 
     # ---- on disk ----
 
     def save(self, path: Path) -> None:
         """Whole or not at all: another process may be reading or writing it."""
-        text = json.dumps({"format": FORMAT, "seconds": {str(key): [float(f"{x:.4g}") for x in seen]
-                                                         for key, seen in sorted(self._seen.items())}})
+        seconds = {str(key): [float(f"{x * self._pace(key):.4g}") for x in list(seen)[-KEPT:]]
+                   for key, seen in sorted(self._seen.items())}
+        text = json.dumps({"format": FORMAT, "seconds": seconds})
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".{os.getpid()}.new")
         beside.write_text(text + "\n", encoding="utf-8")
@@ -104,6 +117,8 @@ class CostTable:
             if 0 < key < len(self.charge) and self.charge[key] == key:
                 for each in seen:
                     self.observe(key, each)
+        for key in self._then:
+            self._then[key] = dict(self._medians)
         return bool(self._medians)
 
 

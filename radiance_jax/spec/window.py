@@ -98,7 +98,8 @@ def planned(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: fl
         depths[i] += 1
     last = [max(bid.last_or_none(), default=0) for bid in bids]
     stay = len(bids) + sum(sum(mean[:depth]) for mean, depth in zip(gains, last, strict=True))
-    if best * curve[len(bids) + sum(last) + prompts] < stay * (1 + margin):  # tokens that the better plan would make in the time of the last one
+    in_its_time = best * curve[len(bids) + sum(last) + prompts]  # tokens of the better plan in the time of the last one
+    if in_its_time < stay * (1 + margin):
         depths = last
     return [tuple(min(depth, cap) for cap in bid.caps) for bid, depth in zip(bids, depths, strict=True)]
 

@@ -104,3 +104,10 @@ def test_agreement_counts_prompts_once():
 def test_seconds_are_kept_by_prompt_and_round():
     late = Pass(round=1, answers=(answer(finished=5.0),))
     assert figures.seconds_by_prompt([late, Pass(round=0, answers=(answer(),))]) == {"p": [2.0, 4.0]}
+
+
+def test_ratios_of_rounds_have_a_geometric_mean_and_an_interval_around_it():
+    made = figures.of_rounds([1.0, 2.0, 4.0])
+    assert made["overall_ratio"] == pytest.approx(2.0) and made["overall_by_round"] == [1.0, 2.0, 4.0]
+    low, high = made["overall_ratio_ci95"]
+    assert 1.0 <= low < 2.0 < high <= 4.0

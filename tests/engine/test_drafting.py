@@ -80,6 +80,7 @@ def test_slots_that_propose_a_few_at_a_time_propose_what_all_at_once_do():
         assert not mask.any() or len(np.unique(a.tokens[mask])) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", neural.NEURAL)
 def test_where_branches_are_dear_there_are_none(family):
     """On a GPU a loop or a branch in a program is a trip to the host."""

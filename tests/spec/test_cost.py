@@ -45,6 +45,24 @@ def test_the_median_of_the_last_steps_counts():
     assert table.measured() == {2: 3.0, 4: 9.0}
 
 
+def test_what_is_not_met_keeps_pace_with_what_is():
+    """A machine that is five times as slow is so for the steps that are not taken, too; and a disturbance passes."""
+    table = CostTable(program_charge((8, 32)))
+    for _ in range(5):
+        table.observe(8, 1.0)
+        table.observe(32, 2.0)
+    for _ in range(40):
+        table.observe(8, 5.0)
+    assert table.measured() == pytest.approx({8: 5.0, 32: 10.0})
+    for _ in range(20):
+        table.observe(8, 5.0)
+        table.observe(32, 30.0)
+    assert table.measured() == pytest.approx({8: 5.0, 32: 30.0}, rel=0.4), "what is met is priced as it is"
+    for seconds in (5.0, 5.0, 90.0, 5.0):
+        table.observe(8, seconds)
+    assert table.measured()[8] == pytest.approx(5.0, rel=0.4)
+
+
 def test_prices_are_kept_on_disk_and_damage_is_not_believed(tmp_path):
     table, path = CostTable(program_charge((8, 32))), tmp_path / "prices" / "x.json"
     table.observe(3, 0.5)
