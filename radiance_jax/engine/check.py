@@ -17,7 +17,7 @@ from radiance_jax.engine.kinds import KINDS
 from radiance_jax.models.rows import Heights
 
 CHECK_TOKENS = 40
-BEYOND = 9  # tokens behind a chunk that fills the largest program, so that a chunk is cut off there too
+READ = 137  # tokens read through the GPU programs: whole chunks of most of them, and a rest
 
 
 class Reader(Protocol):
@@ -48,7 +48,7 @@ def programs_agree(device: Reader, vocab_size: int, longest: int, buckets: Seque
 
     Once undrawn by chance and once with noise; a kind that cannot do either is not asked to.
     """
-    count = min(buckets[-1] + BEYOND, longest)
+    count = min(READ, longest)
     tokens = np.random.default_rng(0).integers(0, vocab_size, count).tolist()
     for temperature, kinds in ((0.0, KINDS), (1.0, KINDS[1:])):
         ways = [(rows, size, kind) for rows in buckets for kind in kinds

@@ -62,7 +62,8 @@ def _forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: Ste
     tables = jnp.pad(state.table, ((0, 0), (0, -state.table.shape[1] % per_block)))  # whole blocks
     reduce = lambda x: collectives.all_reduce(x, TENSOR_AXIS)  # noqa: E731
     x = llama.embed(params, rows.token, llama.Surroundings(
-        tiles=Tiles(((shape.rows, 1),)), attend=lambda q, cache: q, reduce=reduce, rank=lambda: lax.axis_index(TENSOR_AXIS)))
+        tiles=Tiles(((shape.rows, 1),)), attend=lambda q, cache: q, reduce=reduce, rank=lambda: lax.axis_index(TENSOR_AXIS),
+        reduce_add=lambda x, residual, bias=None: collectives.all_reduce_add(x, residual, TENSOR_AXIS, shape.wire, bias)))
     x, y, caches = llama_mosaic.forward(params, config, cut, rows, x, caches, llama_mosaic.KernelSurroundings(
         tables=tables, segments=segments, places=make_places(segments, shape.rows), how=kernels.attention(capacity),
         reduce=reduce, interpret=kernels.interpret))
