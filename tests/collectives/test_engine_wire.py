@@ -19,7 +19,7 @@ def scores(model: str, lines: list[str], **options) -> np.ndarray:
         return np.array([each.logprob for each in answer.prompt_logprobs[1:]])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("tp", "form"), [(2, "wht6"), (3, "tiered"), (4, "tiered")])
 def test_an_engine_on_a_lossy_wire(tmp_path, tp, form):
     model, lossy_says, exact_says = str(tiny_model.make(tmp_path / "tiny")), [], []

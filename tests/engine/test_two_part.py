@@ -68,7 +68,7 @@ def test_a_step_by_kernels_is_that_of_a_cpu_but_for_rounding(tmp_path):
     close(ours, device(tmp_path, 1, False, (64,)).score(TOKENS[:8], [8]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_row_counts_chunks_and_kinds_change_no_bit(tmp_path):
     both = device(tmp_path, 2, True, (8, 128), (GREEDY, PLAIN, FULL))
     close(both.score(TOKENS, [19]), device(tmp_path, 2, False, (64,)).score(TOKENS, [19]))
@@ -86,7 +86,7 @@ def _scripted(state, knobs, drafts, count):
     return knobs["answer"][known], jnp.where(knobs["answer"][0] < 0, 0, jnp.full_like(count, drafts.shape[1]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_engine_answers_the_same_with_and_without_drafts_alone_and_in_company(tmp_path):
     path = tiny_model.make(tmp_path / "model", **SIZES | dict(num_hidden_layers=1))
     config = EngineConfig(model=str(path), dtype="bf16", bit_exact="on", max_model_len=64, max_num_seqs=2, page_size=16,

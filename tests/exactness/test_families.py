@@ -13,7 +13,7 @@ from tests.exactness.test_neural import (  # noqa: F401 - run here for each fami
     test_the_oracle_is_that_of_an_engine_without_a_drafter,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 CASES = [(family, tp) for family in neural.NEURAL for tp in (1, 2, 4)]
 
 

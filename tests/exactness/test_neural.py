@@ -32,12 +32,12 @@ def neural_labs(folder):
         each.close()
 
 
-@pytest.fixture(params=(1, *(pytest.param(tp, marks=pytest.mark.slow) for tp in (2, 4))), ids=lambda tp: f"tp{tp}")
+@pytest.fixture(params=(1, *(pytest.param(tp, marks=pytest.mark.long) for tp in (2, 4))), ids=lambda tp: f"tp{tp}")
 def lab(neural_labs, request):
     return neural_labs(request.param)
 
 
-@pytest.fixture(params=(1, pytest.param(4, marks=pytest.mark.slow)), ids=lambda tp: f"tp{tp}")
+@pytest.fixture(params=(1, pytest.param(4, marks=pytest.mark.long)), ids=lambda tp: f"tp{tp}")
 def script_lab(neural_labs, request):
     """One whose target can write the script."""
     return neural_labs(request.param)

@@ -15,7 +15,7 @@ CHECKS = (
     test_mesh.test_every_rank_holds_the_same_state)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tp", KIND)
 def test_on_equals_off_at_other_widths(folder, tp):
     lab = Lab.open(KIND[tp], tp, folder)

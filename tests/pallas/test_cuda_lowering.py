@@ -14,7 +14,7 @@ from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.partition import partition
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SHAPES = {
     "default": dict(hidden_size=576, num_attention_heads=9, num_key_value_heads=3, intermediate_size=1536, vocab_size=49152),

@@ -10,7 +10,7 @@ from radiance_jax.pallas import product as P
 from radiance_jax.pallas.tiles import choose
 
 K, N = 192, 64
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.long
 
 
 def run(x, w, bias=None, **how):
@@ -38,7 +38,7 @@ def test_logits_come_in_f32():
     np.testing.assert_allclose(np.asarray(ours), wide(x) @ wide(w).T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_has_the_same_bits_whatever_its_mates_their_number_and_the_tile():
     rng = np.random.default_rng(2)
     x, w = random(rng, 128, K), random(rng, N, K, scale=K**-0.5)

@@ -12,7 +12,7 @@ from radiance_jax.pallas.paged_attention import make_segments
 from radiance_jax.pallas.verify_attention import BLOCK, SplitShape, make_places, segment_height, verify_attention
 
 GROUPS, LENGTH, ROWS, CAPACITY = 2, 192, 8, 4
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.long
 
 
 @dataclass
@@ -81,24 +81,24 @@ class Case:
 
 @pytest.mark.parametrize("share, size, page", (
     (3, 64, 16), pytest.param(1, 64, 64, marks=SLOW), pytest.param(4, 128, 16, marks=SLOW), pytest.param(7, 64, 64, marks=SLOW),
-    pytest.param(8, 128, 64, marks=SLOW), pytest.param(8, 64, 16, marks=SLOW), pytest.param(3, 16, 16, marks=SLOW)))
+    pytest.param(8, 128, 64, marks=SLOW), pytest.param(8, 64, 16, marks=SLOW)))
 def test_ragged_steps_equal_the_dense_sum_and_no_foreign_number_leaks(share, size, page):
     """A chunk across blocks and splits, an empty slot, and a sequence's first rows in one page."""
     Case(share, size, page).check((62, 9, 0), (5, 0, 2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("window, cap", ((40, 5.0), (64, None), (1, None), (65, 30.0), (None, 2.0)))
 def test_windows_and_soft_caps(window, cap):
     Case(2, 64, 16).check((126, 63, 64), (3, 1, 2), window, cap)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_splits_of_several_blocks():
     Case(3, 64, 16).check((130, 63, 127), (3, 1, 2), split=2 * BLOCK, most=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_has_the_same_bits_alone_in_a_chunk_and_in_company():
     case = Case(3, 64, 16)
     together = case.attend((126, 0, 17), (4, 0, 3))
@@ -106,7 +106,7 @@ def test_a_row_has_the_same_bits_alone_in_a_chunk_and_in_company():
     assert same_bits(alone[0], together[2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_segments_of_a_long_chunk_change_no_bit():
     case = Case(8, 64, 16)  # 7 rows a segment
     assert case.height < 8
