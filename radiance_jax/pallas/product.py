@@ -127,7 +127,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
                         plgpu.wgmma(accumulator, x_s.at[slot, mine], w_s.at[slot, part].T)
                     plgpu.wgmma_wait(parts)  # those of the step before are done, their slot is free
 
-                    @pl.when(step > 0)
+                    @pl.when((step > 0) & (step - 1 + stages < steps))  # only if it is filled again
                     def _():
                         plgpu.barrier_arrive(empty.at[lax.rem(step - 1, stages)])
 
