@@ -308,8 +308,8 @@ def drafting_lines(config: EngineConfig, chosen: Choices, drafter: Drafter | Non
     return [
         f"drafting: {drafter.name}, {chosen.depth} tokens of at most {drafter.block}; it reads the target behind layers {names} "
         f"and looks at {reach}; {config.draft_window} window",
-        "  beside it: " + (f"prompt lookup, up to {chosen.lookup} tokens {grams}, where a copy promises more" if chosen.lookup else
-                           "nothing"),
+        "  beside it: "
+        + (f"prompt lookup, up to {chosen.lookup} tokens {grams}, where a copy promises more" if chosen.lookup else "nothing"),
         "  a drafter only proposes: every token is the target's own draw, and its bits are those of a server without drafts"
         if chosen.exact else "  a drafter only proposes: every token is the target's own draw"]
 

@@ -29,9 +29,10 @@ NEVER = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the settings say. `depth`: K; `lookup`: how much of it lookup may propose (None: all, 0: nothing). `p_min`: the least acceptance rate of a draft worth its row. `short_from`: decoding
-    sequences from which drafts are cut to a short block. `as_planned`: rows are paid when planned, found or not. `neural`:
-    a neural drafter proposes wherever lookup's proposal is left alone."""
+    """What the settings say. `depth`: K; `lookup`: how much of it lookup may propose (None: all, 0: nothing). `p_min`: the
+    least acceptance rate of a draft worth its row. `short_from`: decoding sequences from which drafts are cut to a short
+    block. `as_planned`: rows are paid when planned, found or not. `neural`: a neural drafter proposes wherever lookup's
+    proposal is left alone."""
 
     depth: int
     longest: int

@@ -8,8 +8,7 @@ from draft_golden import GOLDEN, SLOTS, VARIANTS, batch, feed, gumbel, run
 
 CLOSE = {"atol": 1e-4, "rtol": 0}
 # Each takes seconds to compile: here those that differ most, the others under `slow`.
-FAST = {1: {"dflash_specforge", "dflash_speculators", "dflash2_zlab", "dspark_specforge", "dspark_modelopt"},
-        4: {"dflash2_zlab", "dspark_speculators"}}
+FAST = {1: {"dflash_specforge", "dflash2_zlab", "dspark_specforge"}, 4: {"dspark_speculators"}}
 TEMPERATURE = 0.7
 CASES = [pytest.param(variant, tp, marks=[] if variant in FAST[tp] else pytest.mark.slow)
          for variant in VARIANTS for tp in (1, 4)]
@@ -47,7 +46,9 @@ def test_logits_candidates_laws_and_walks_equal_the_references(variant: str, tp:
         assert made.confidence is None
 
 
-@pytest.mark.parametrize("variant", ("dflash_specforge", "dflash_speculators", "dflash2_zlab", "dspark_specforge"))
+@pytest.mark.parametrize("variant", (
+    "dflash_specforge", "dspark_specforge", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+        "dflash_speculators", "dflash2_zlab"))))
 def test_above_temperature_zero_the_draft_is_drawn_with_the_targets_noise(variant: str):
     golden, running = np.load(GOLDEN / variant / "golden.npz"), run(variant, 1)
     cache = feed(running, running.empty, contexts(golden))
