@@ -261,7 +261,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     cost, drafting_cost = (prices.table(capacity, chosen.tiles, CPU_HEAD_TILE, tuple(programs.steps)) for _ in range(2))
     cost_file = prices.place(cache_dir, mesh, {
         "name": name, "model": settings, "dtype": chosen.dtype, "tiles": chosen.tiles, "capacity": capacity,
-        "steps": list(programs.steps), "drafter": drafter, "wire": wire}) if config.compile_cache else None
+        "steps": list(programs.steps), "drafter": drafter, "wire": wire, "kernels": kernels}) if config.compile_cache else None
     if capacity.depth and config.draft_window == "adaptive":
         found, started = cost_file is not None and cost.load(cost_file), time.monotonic()
         if not found:

@@ -34,7 +34,8 @@ def exact(tmp_path_factory):
     """The default model, bit-exact on demand."""
     hopper()
     lines: list[str] = []
-    config = EngineConfig(dtype="bf16", bit_exact="on", max_model_len=1024, max_num_seqs=8, cache_dir=os.environ.get("RADIANCE_CACHE"))
+    config = EngineConfig(dtype="bf16", bit_exact="on", max_model_len=1024, max_num_seqs=8, cache_dir=os.environ.get("RADIANCE_CACHE"),
+                          draft_window="fixed")
     engine = Harness(Engine.load(config, lines.append))
     assert engine.engine.exact and any(line.startswith("check: a row has the same bits") for line in lines)
     yield engine
@@ -94,7 +95,8 @@ def test_a_decoded_logprob_is_the_prompt_logprob_of_the_same_text(exact):
 
 
 def test_kernels_and_xla_agree_but_for_rounding(exact):
-    config = EngineConfig(dtype="bf16", bit_exact="off", max_model_len=1024, max_num_seqs=8, cache_dir=os.environ.get("RADIANCE_CACHE"))
+    config = EngineConfig(dtype="bf16", bit_exact="off", max_model_len=1024, max_num_seqs=8, cache_dir=os.environ.get("RADIANCE_CACHE"),
+                          draft_window="fixed")
     other = Harness(Engine.load(config, lambda line: None))
     try:
         assert not other.engine.exact
