@@ -51,8 +51,10 @@ def test_sixteen_mixed_requests_at_once_equal_each_alone(harness, dtype):
 
 
 @pytest.mark.parametrize("options", (
-    dict(max_num_batched_tokens=8), dict(max_num_seqs=1), dict(max_num_seqs=9, max_num_batched_tokens=64),
-    dict(num_speculative_tokens=0), dict(num_speculative_tokens=16), dict(kv_pages=40)), ids=str)
+    dict(max_num_batched_tokens=8), dict(max_num_seqs=1),
+    *(pytest.param(more, marks=pytest.mark.slow) for more in (
+        dict(max_num_seqs=9, max_num_batched_tokens=64), dict(num_speculative_tokens=0), dict(num_speculative_tokens=16),
+        dict(kv_pages=40)))), ids=str)
 def test_capacity_settings_change_no_bit(harness, options):
     reference = harness()
     other = harness(**options)

@@ -9,7 +9,8 @@ from tests.engine.conftest import Harness
 from tests.engine.test_exact import GREEDY, SEEDED, prompt
 
 
-@pytest.mark.parametrize(("family", "tp"), [("Qwen2", 4), ("Qwen3", 1), ("Qwen3", 4)])
+@pytest.mark.parametrize(("family", "tp"), [pytest.param("Qwen2", 4, marks=pytest.mark.slow), ("Qwen3", 1),
+                                            pytest.param("Qwen3", 4, marks=pytest.mark.slow)])
 def test_drafting_changes_no_bit_of_a_family(tmp_path, family, tp):
     folder = tiny_model.make(tmp_path / "model", architectures=[f"{family}ForCausalLM"], model_type=family.lower())
     one = Harness(Engine.load(EngineConfig(

@@ -63,6 +63,7 @@ def close(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert np.abs(ours - theirs).mean() < 0.05 and np.abs(ours - theirs).max() < 0.3, (ours, theirs)
 
 
+@pytest.mark.slow
 def test_a_step_by_kernels_is_that_of_a_cpu_but_for_rounding(tmp_path):
     ours = device(tmp_path, 1, True, (8,)).score(TOKENS[:8], [8])
     close(ours, device(tmp_path, 1, False, (64,)).score(TOKENS[:8], [8]))
