@@ -17,16 +17,16 @@ from typing import Any
 
 from radiance_jax.bench import record
 from radiance_jax.bench.config import BENCH, DTYPES, numbers, words
+from radiance_jax.bench.door import door
 from radiance_jax.bench.drafter_shapes import SHAPES
 from radiance_jax.bench.record import log
 from radiance_jax.config import parse_mesh
-from radiance_jax.errors import RadianceError, UserError
+from radiance_jax.errors import UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
 from radiance_jax.settings import MODEL, Config, setting
 
 PROG = "python -m radiance_jax.bench drafter"
-WRONG_CONFIGURATION, FAILED = 2, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,27 +58,21 @@ class DrafterConfig(Config):
         return parse_mesh(self.mesh)["tp"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, progress on stderr, everything in `--out`."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(DrafterConfig, argv, prog=PROG, environ=os.environ,
-                                      description="Time of propose and observe for a drafter's shape, over its bytes.")
-        for line in (config.describe(), *remarks):
-            log(line)
-        record.check_writable(config.out)
-        shapes = {name: shape_of(name) for name in words("shapes", config.shapes)}
-        ensure_host_devices(config.mesh_size)
-        result = measure(config, shapes, argv)
-        show(result)
-        if config.out is not None:
-            record.write(config.out, result)
-        return 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, remarks = read_config(DrafterConfig, argv, prog=PROG, environ=os.environ,
+                                  description="Time of propose and observe for a drafter's shape, over its bytes.")
+    for line in (config.describe(), *remarks):
+        log(line)
+    record.check_writable(config.out)
+    shapes = {name: shape_of(name) for name in words("shapes", config.shapes)}
+    ensure_host_devices(config.mesh_size)
+    result = measure(config, shapes, argv)
+    show(result)
+    if config.out is not None:
+        record.write(config.out, result)
+    return 0
 
 
 def shape_of(name: str) -> dict[str, Any]:

@@ -13,15 +13,15 @@ from typing import Any
 
 from radiance_jax.bench import record
 from radiance_jax.bench.config import BENCH, numbers, words
+from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.record import log
 from radiance_jax.config import EngineConfig
-from radiance_jax.errors import RadianceError, UserError
+from radiance_jax.errors import UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
 from radiance_jax.settings import setting
 
 PROG = "python -m radiance_jax.bench exactness"
-WRONG_CONFIGURATION, FAILED = 2, 1
 AXES = ("again", "crowd", "lookup", "policy", "chunks", "rejected", "accepted", "pattern", "depth", "preempted", "echo",
         "capacity", "process", "soak")
 
@@ -54,32 +54,26 @@ class ExactnessConfig(EngineConfig):
         return tuple(map(int, parts))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, progress on stderr, everything in `--out`."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(ExactnessConfig, argv, prog=PROG, environ=os.environ,
-                                      description="The promise of bit-exact answers, checked axis by axis.")
-        for line in (config.describe(), *remarks):
-            log(line)
-        record.check_writable(config.out)
-        ensure_host_devices(config.mesh_size)
-        from radiance_jax.bench.exactness_axes import measure  # after the environment is set
-        result = record.environment(PROG, argv, config)
-        measure(config, result)
-        show(result)
-        if config.out is not None:
-            record.write(config.out, result)
-        broken = [each for each in result["axes"] if each["differences"] and result["bit_exact"] or not each["proven"]]
-        for each in broken:
-            log(f"error: {each['axis']}, {each['circumstance']}: " + (f"{each['differences'][0]}" if each["differences"] else
-                                                                     f"the circumstance was not there: {each['activity']}"))
-        return FAILED if broken else 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, remarks = read_config(ExactnessConfig, argv, prog=PROG, environ=os.environ,
+                                  description="The promise of bit-exact answers, checked axis by axis.")
+    for line in (config.describe(), *remarks):
+        log(line)
+    record.check_writable(config.out)
+    ensure_host_devices(config.mesh_size)
+    from radiance_jax.bench.exactness_axes import measure  # after the environment is set
+    result = record.environment(PROG, argv, config)
+    measure(config, result)
+    show(result)
+    if config.out is not None:
+        record.write(config.out, result)
+    broken = [each for each in result["axes"] if each["differences"] and result["bit_exact"] or not each["proven"]]
+    for each in broken:
+        log(f"error: {each['axis']}, {each['circumstance']}: " + (f"{each['differences'][0]}" if each["differences"] else
+                                                                 f"the circumstance was not there: {each['activity']}"))
+    return FAILED if broken else 0
 
 
 def show(result: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from urllib.parse import SplitResult
 from radiance_jax import __version__
 from radiance_jax.bench import prompt_sets, record
 from radiance_jax.bench.config import BENCH, SETS, numbers, words
+from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.http_client import Reply, ask, get_json, split_url
 from radiance_jax.bench.record import log
 from radiance_jax.errors import RadianceError, UserError
@@ -31,7 +32,6 @@ from radiance_jax.flags import read_config
 from radiance_jax.settings import Config, setting
 
 PROG = "python -m radiance_jax.bench http"
-WRONG_CONFIGURATION, FAILED = 2, 1
 Pass = tuple[float, list[Reply]]  # seconds, and every reply
 
 
@@ -96,26 +96,20 @@ def extra_fields(config: HttpConfig) -> dict[str, Any]:
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, progress on stderr, everything in `--out`. Status 1: some request failed."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(HttpConfig, argv, prog=PROG, environ=os.environ,
-                                      description="Latency and tokens/s of servers over HTTP.")
-        for line in (config.describe(), *remarks):
-            log(line)
-        record.check_writable(config.out)
-        result = asyncio.run(measure(config, argv))
-        show(result)
-        if config.out is not None:
-            record.write(config.out, result)
-        errors = sum(cell["errors"] for cell in result["cells"])
-        return FAILED if errors else 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, remarks = read_config(HttpConfig, argv, prog=PROG, environ=os.environ,
+                                  description="Latency and tokens/s of servers over HTTP.")
+    for line in (config.describe(), *remarks):
+        log(line)
+    record.check_writable(config.out)
+    result = asyncio.run(measure(config, argv))
+    show(result)
+    if config.out is not None:
+        record.write(config.out, result)
+    errors = sum(cell["errors"] for cell in result["cells"])
+    return FAILED if errors else 0
 
 
 async def measure(config: HttpConfig, argv: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 For each: is it right (against f32 oracles), are a row's bits its own (across row counts, tiles, mates and places), and how
 long does it take against the floor: the bytes that must move at the copy bandwidth measured in the same run. Products are timed
-in several tiles, and beside XLA's own product; the fastest tile by shape is what `pallas/tiles.py` should hold.
+in several tiles, and beside XLA's own product; the fastest tile by shape is what the rule of `pallas/tiles.py`
+should choose.
 """
 
 import os
@@ -15,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from radiance_jax.bench import record
-from radiance_jax.bench.config import BENCH, numbers, words
+from radiance_jax.bench.config import BENCH, words
+from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.record import log
-from radiance_jax.errors import RadianceError, UserError
+from radiance_jax.errors import UserError
 from radiance_jax.flags import read_config
 from radiance_jax.settings import Config, setting
 
 PROG = "python -m radiance_jax.bench kernels"
-WRONG_CONFIGURATION, FAILED = 2, 1
 PARTS = ("product", "tiles", "attention", "small")
 # (K, N, gated): the products of a layer, and the head in f32
 SHAPES = {
@@ -44,38 +45,36 @@ class KernelsConfig(Config):
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, everything in `--out`. Status 1 where a bit or an oracle differs."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(KernelsConfig, argv, prog=PROG, environ=os.environ, description="Kernels one by one.")
-        for line in remarks:
-            log(line)
-        record.check_writable(config.out)
-        import jax
+    config, remarks = read_config(KernelsConfig, argv, prog=PROG, environ=os.environ, description="Kernels one by one.")
+    for line in remarks:
+        log(line)
+    record.check_writable(config.out)
+    require_gpu()
+    result = record.environment(PROG, argv, config)
+    result["copy_bandwidth"] = copy_bandwidth()
+    log(f"copy bandwidth {result['copy_bandwidth'] / 1e12:.2f} TB/s")
+    from radiance_jax.bench import kernels_measure
 
-        if jax.default_backend() == "cpu":
-            raise UserError("these kernels need a Hopper GPU; got a CPU")
-        result = record.environment(PROG, argv, config)
-        result["copy_bandwidth"] = copy_bandwidth()
-        log(f"copy bandwidth {result['copy_bandwidth'] / 1e12:.2f} TB/s")
-        from radiance_jax.bench import kernels_measure
+    for part in words("parts", config.parts, PARTS):
+        try:
+            result[part] = getattr(kernels_measure, part)(config, result["copy_bandwidth"])
+        finally:
+            if config.out is not None:
+                record.write(config.out, result)
+    broken = [each for part in PARTS for each in result.get(part, ()) if each.get("differ") or each.get("wrong")]
+    for each in broken:
+        log(f"error: {each}")
+    return FAILED if broken else 0
 
-        for part in words("parts", config.parts, PARTS):
-            try:
-                result[part] = getattr(kernels_measure, part)(config, result["copy_bandwidth"])
-            finally:
-                if config.out is not None:
-                    record.write(config.out, result)
-        broken = [each for part in PARTS for each in result.get(part, ()) if each.get("differ") or each.get("wrong")]
-        for each in broken:
-            log(f"error: {each}")
-        return FAILED if broken else 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+
+def require_gpu() -> None:
+    import jax
+
+    if jax.default_backend() == "cpu":
+        raise UserError("these kernels need a Hopper GPU; got a CPU")
 
 
 def copy_bandwidth() -> float:
@@ -135,8 +134,6 @@ def compile_all(jobs: dict[Any, tuple[Callable, tuple]]) -> dict[Any, Any]:
     with ThreadPoolExecutor(max_workers=8) as pool:
         return dict(zip(jobs, pool.map(one, jobs.values()), strict=True))
 
-
-__all__ = ["REPEATS", "SHAPES", "KernelsConfig", "compile_all", "main", "numbers", "repeated", "seconds"]
 
 if __name__ == "__main__":
     sys.exit(main())

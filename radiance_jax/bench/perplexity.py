@@ -15,16 +15,16 @@ import numpy as np
 
 from radiance_jax.bench import prompt_sets, record
 from radiance_jax.bench.config import BENCH, numbers
+from radiance_jax.bench.door import door
 from radiance_jax.bench.record import log
 from radiance_jax.config import EngineConfig
-from radiance_jax.errors import RadianceError, UserError
+from radiance_jax.errors import UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
 from radiance_jax.settings import setting
 from radiance_jax.wire import LOSSY_FORMS
 
 PROG = "python -m radiance_jax.bench perplexity"
-WRONG_CONFIGURATION, FAILED = 2, 1
 TEXTS = "spec_bench_100"
 
 
@@ -44,26 +44,20 @@ class PerplexityConfig(EngineConfig):
                                 f"got {ranks}", param="widths")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, progress on stderr, everything in `--out`."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(PerplexityConfig, argv, prog=PROG, environ=os.environ,
-                                      description="Perplexity under the exact and the lossy wire.")
-        for line in (config.describe(), *remarks):
-            log(line)
-        record.check_writable(config.out)
-        ensure_host_devices(max(numbers("widths", config.widths)))
-        result = measure(config, argv)
-        show(result)
-        if config.out is not None:
-            record.write(config.out, result)
-        return 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, remarks = read_config(PerplexityConfig, argv, prog=PROG, environ=os.environ,
+                                  description="Perplexity under the exact and the lossy wire.")
+    for line in (config.describe(), *remarks):
+        log(line)
+    record.check_writable(config.out)
+    ensure_host_devices(max(numbers("widths", config.widths)))
+    result = measure(config, argv)
+    show(result)
+    if config.out is not None:
+        record.write(config.out, result)
+    return 0
 
 
 def measure(config: PerplexityConfig, argv: Sequence[str]) -> dict[str, Any]:

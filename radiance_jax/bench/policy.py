@@ -14,18 +14,18 @@ from typing import Any
 
 from radiance_jax.bench import policy_traces, record
 from radiance_jax.bench.config import BENCH, numbers, words
+from radiance_jax.bench.door import door
 from radiance_jax.bench.policy_replay import Outcome, replay
 from radiance_jax.bench.policy_traces import Prices, Trace
 from radiance_jax.bench.record import log
 from radiance_jax.config import MAX_DRAFT_DEPTH
-from radiance_jax.errors import RadianceError, UserError, nearest
+from radiance_jax.errors import UserError, nearest
 from radiance_jax.flags import read_config
 from radiance_jax.settings import Config, setting
 from radiance_jax.spec.planner import Rules
 from radiance_jax.spec.policies import POLICIES
 
 PROG = "python -m radiance_jax.bench policy"
-WRONG_CONFIGURATION, FAILED = 2, 1
 OFF, FIXED = "off", "fixed"
 
 
@@ -62,27 +62,21 @@ class PolicyConfig(Config):
                 raise UserError(f"a policy's cap must be a whole number, as in fixed:3; got {each!r}", param="policies")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, everything in `--out`."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, _ = read_config(PolicyConfig, argv, prog=PROG, environ=os.environ,
-                                description="Drafting policies over recorded answers and prices.")
-        record.check_writable(config.out)
-        started = time.monotonic()
-        cells = compare(config)
-        show(cells)
-        log(f"{time.monotonic() - started:.1f} s")
-        if config.out is not None:
-            record.write(config.out, {"command": f"{PROG} {' '.join(map(str, map(record.portable, argv)))}",
-                                      "configuration": {k: record.portable(v) for k, v in vars(config).items() if v is not None},
-                                      "cells": cells})
-        return 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, _ = read_config(PolicyConfig, argv, prog=PROG, environ=os.environ,
+                            description="Drafting policies over recorded answers and prices.")
+    record.check_writable(config.out)
+    started = time.monotonic()
+    cells = compare(config)
+    show(cells)
+    log(f"{time.monotonic() - started:.1f} s")
+    if config.out is not None:
+        record.write(config.out, {"command": f"{PROG} {' '.join(map(str, map(record.portable, argv)))}",
+                                  "configuration": {k: record.portable(v) for k, v in vars(config).items() if v is not None},
+                                  "cells": cells})
+    return 0
 
 
 def load(config: PolicyConfig) -> tuple[list[Trace], Prices]:

@@ -13,42 +13,35 @@ from typing import Any
 
 from radiance_jax.bench import record
 from radiance_jax.bench.config import FAST, FIXED, OFF, ON, SpeedConfig, numbers
+from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.peers import LlamaCpp, peers_of
 from radiance_jax.bench.prompt_sets import Prompt, load
 from radiance_jax.bench.record import log
-from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
 
 PROG = "python -m radiance_jax.bench speed"
-WRONG_CONFIGURATION, FAILED = 2, 1
 WARM_UP_TOKENS = 8
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """Tables go to stdout, progress to stderr, everything to `--out`. Status 1: bit-exact was promised and not kept."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(SpeedConfig, argv, prog=PROG, environ=os.environ,
-                                      description="Speed with drafting on against off, in one run.")
-        for line in (config.describe(), *remarks):
-            log(line)
-        record.check_writable(config.out)
-        record.check_writable(config.trace_out)
-        result = measure(config, argv, load(config), peers_of(config))
-        from radiance_jax.bench.speed_report import show
-        show(result)
-        if config.out is not None:
-            record.write(config.out, result)
-        for each in result["differences"] if result["bit_exact"] else ():
-            log(f"error: bit-exact was not kept: prompt {each['prompt']} of {each['set']}: {each['what']} in {each['in']} "
-                f"unlike {each['unlike']}, from token {each['first_at']} on")
-        return FAILED if result["bit_exact"] and result["differences"] else 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, remarks = read_config(SpeedConfig, argv, prog=PROG, environ=os.environ,
+                                  description="Speed with drafting on against off, in one run.")
+    for line in (config.describe(), *remarks):
+        log(line)
+    record.check_writable(config.out)
+    record.check_writable(config.trace_out)
+    result = measure(config, argv, load(config), peers_of(config))
+    from radiance_jax.bench.speed_report import show
+    show(result)
+    if config.out is not None:
+        record.write(config.out, result)
+    for each in result["differences"] if result["bit_exact"] else ():
+        log(f"error: bit-exact was not kept: prompt {each['prompt']} of {each['set']}: {each['what']} in {each['in']} "
+            f"unlike {each['unlike']}, from token {each['first_at']} on")
+    return FAILED if result["bit_exact"] and result["differences"] else 0
 
 
 def measure(config: SpeedConfig, argv: Sequence[str], prompts: Sequence[Prompt], peers: Sequence[LlamaCpp]) -> dict[str, Any]:

@@ -15,14 +15,13 @@ from typing import Any
 
 from radiance_jax.bench import record
 from radiance_jax.bench.config import BENCH, numbers, words
-from radiance_jax.bench.kernels import copy_bandwidth
+from radiance_jax.bench.door import FAILED, door
+from radiance_jax.bench.kernels import copy_bandwidth, require_gpu
 from radiance_jax.bench.record import log
-from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.flags import read_config
 from radiance_jax.settings import Config, setting
 
 PROG = "python -m radiance_jax.bench step"
-WRONG_CONFIGURATION, FAILED = 2, 1
 SHAPES = {
     "8b": {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
            "intermediate_size": 12288, "vocab_size": 151936, "rope_theta": 1e6, "tie_word_embeddings": False},
@@ -49,36 +48,27 @@ class StepConfig(Config):
         words("shape", self.shape, tuple(SHAPES))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, everything in `--out`. Status 1 where bits differ."""
-    argv = sys.argv[1:] if argv is None else argv
+    config, remarks = read_config(StepConfig, argv, prog=PROG, environ=os.environ, description="A whole step on a GPU.")
+    for line in remarks:
+        log(line)
+    record.check_writable(config.out)
+    require_gpu()
+    result = record.environment(PROG, argv, config)
+    result["xla_flags"] = os.environ.get("XLA_FLAGS", "")
+    result["copy_bandwidth"] = copy_bandwidth()
+    from radiance_jax.bench.step_programs import Steps
+
+    steps = Steps(config.shape, config.split, max(numbers("context", config.context)) + 64)
+    result |= {"weight_bytes": steps.weight_bytes, "steps": [], "bits": []}
     try:
-        config, remarks = read_config(StepConfig, argv, prog=PROG, environ=os.environ, description="A whole step on a GPU.")
-        for line in remarks:
-            log(line)
-        record.check_writable(config.out)
-        import jax
-
-        if jax.default_backend() == "cpu":
-            raise UserError("these kernels need a Hopper GPU; got a CPU")
-        result = record.environment(PROG, argv, config)
-        result["xla_flags"] = os.environ.get("XLA_FLAGS", "")
-        result["copy_bandwidth"] = copy_bandwidth()
-        from radiance_jax.bench.step_programs import Steps
-
-        steps = Steps(config.shape, config.split, max(numbers("context", config.context)) + 64)
-        result |= {"weight_bytes": steps.weight_bytes, "steps": [], "bits": []}
-        try:
-            measure(config, steps, result)
-        finally:
-            if config.out is not None:
-                record.write(config.out, result)
-        return FAILED if any(each["differ"] for each in result["bits"]) else 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+        measure(config, steps, result)
+    finally:
+        if config.out is not None:
+            record.write(config.out, result)
+    return FAILED if any(each["differ"] for each in result["bits"]) else 0
 
 
 def measure(config: StepConfig, steps: Any, result: dict[str, Any]) -> None:

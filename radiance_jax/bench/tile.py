@@ -15,15 +15,14 @@ from typing import Any
 
 from radiance_jax.bench import record
 from radiance_jax.bench.config import TileConfig, engine_values, numbers, words
+from radiance_jax.bench.door import door
 from radiance_jax.bench.record import log
 from radiance_jax.bench.speed import turn
 from radiance_jax.config import EngineConfig
-from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
 
 PROG = "python -m radiance_jax.bench tile"
-WRONG_CONFIGURATION, FAILED = 2, 1
 PAGE = 128  # the KV walk's block on CPUs; the context should not cross into another while steps are timed
 
 
@@ -39,26 +38,20 @@ class Subject:
     prefill: list[tuple[int, float]] = field(default_factory=list)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """A table on stdout, progress on stderr, everything in `--out`."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(TileConfig, argv, prog=PROG, environ=os.environ,
-                                      description="Time of a step by row tile and live rows.")
-        for line in (config.describe(), *remarks):
-            log(line)
-        record.check_writable(config.out)
-        ensure_host_devices(config.mesh_size)
-        result = measure(config, argv)
-        show(result)
-        if config.out is not None:
-            record.write(config.out, result)
-        return 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, remarks = read_config(TileConfig, argv, prog=PROG, environ=os.environ,
+                                  description="Time of a step by row tile and live rows.")
+    for line in (config.describe(), *remarks):
+        log(line)
+    record.check_writable(config.out)
+    ensure_host_devices(config.mesh_size)
+    result = measure(config, argv)
+    show(result)
+    if config.out is not None:
+        record.write(config.out, result)
+    return 0
 
 
 def variants(config: TileConfig) -> list[tuple[str, EngineConfig]]:

@@ -19,47 +19,40 @@ import numpy as np
 
 from radiance_jax.bench import record
 from radiance_jax.bench.config import numbers, words
+from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.record import log
 from radiance_jax.bench.wires_config import WiresConfig
-from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
 from radiance_jax.wire import LOSSY_FORMS, WHT6
 
 PROG = "python -m radiance_jax.bench wires"
-WRONG_CONFIGURATION, FAILED = 2, 1
 SLOW_ORACLE = 1 << 16  # elements beyond which the tiered oracle, a loop in Python, is left out
 ERROR_SIZE = 1 << 16  # elements of a message whose relative error is taken
 TEXT = 128  # tokens that make the real messages
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@door
+def main(argv: Sequence[str]) -> int:
     """Tables on stdout, progress on stderr, everything in `--out`."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        config, remarks = read_config(WiresConfig, argv, prog=PROG, environ=os.environ,
-                                      description="All-reduces by size and wire: bits, bytes, microseconds, relative error.")
-        for line in (config.describe(), *remarks):
-            log(line)
-        for path in (config.out, config.picture):
-            record.check_writable(path)
-        if config.picture is not None:
-            from radiance_jax.bench import wires_picture
-            wires_picture.require()
-        ensure_host_devices(config.mesh_size)
-        result = measure(config, argv)
-        show(result)
-        if config.picture is not None:
-            wires_picture.draw(result, config.picture)
-        wrong = [each for each in result["bits"] if not each["as_promised"]]
-        for each in wrong:
-            log(f"error: {each['form']} of {each['elements']} elements: {each['wrong']} elements have wrong bits")
-        return FAILED if wrong else 0
-    except RadianceError as error:
-        log(f"error: {error}")
-        return WRONG_CONFIGURATION if isinstance(error, UserError) else FAILED
-    except KeyboardInterrupt:
-        return 130
+    config, remarks = read_config(WiresConfig, argv, prog=PROG, environ=os.environ,
+                                  description="All-reduces by size and wire: bits, bytes, microseconds, relative error.")
+    for line in (config.describe(), *remarks):
+        log(line)
+    for path in (config.out, config.picture):
+        record.check_writable(path)
+    if config.picture is not None:
+        from radiance_jax.bench import wires_picture
+        wires_picture.require()
+    ensure_host_devices(config.mesh_size)
+    result = measure(config, argv)
+    show(result)
+    if config.picture is not None:
+        wires_picture.draw(result, config.picture)
+    wrong = [each for each in result["bits"] if not each["as_promised"]]
+    for each in wrong:
+        log(f"error: {each['form']} of {each['elements']} elements: {each['wrong']} elements have wrong bits")
+    return FAILED if wrong else 0
 
 
 class Progress:

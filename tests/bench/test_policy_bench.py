@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from radiance_jax.bench import policy, policy_traces
+from radiance_jax.bench.door import WRONG_CONFIGURATION
 from radiance_jax.bench.__main__ import main
 from radiance_jax.bench.policy_replay import replay
 from radiance_jax.spec.planner import Rules
@@ -87,12 +88,12 @@ def test_the_command_replays_what_speed_recorded(tmp_path, capsys):
     (["--prices", "cheap"], "recorded, dear"), (["--prices", "recorded"], "--traces"),
     (["--traces", "none.jsonl"], "cannot read"), (["--spec-ngram-min", "9"], "at most spec_ngram_max")))
 def test_wrong_flags_are_told(flags, says, capsys):
-    assert policy.main(flags) == policy.WRONG_CONFIGURATION
+    assert policy.main(flags) == WRONG_CONFIGURATION
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ("", "nonsense", '{"set": "a"}', '{"set": "a", "id": 1, "prompt_ids": [], "answer_ids": [1]}'))
 def test_a_file_that_is_no_trace_is_told(text, tmp_path, capsys):
     (tmp_path / "t.jsonl").write_text(text)
-    assert policy.main(["--traces", str(tmp_path / "t.jsonl")]) == policy.WRONG_CONFIGURATION
+    assert policy.main(["--traces", str(tmp_path / "t.jsonl")]) == WRONG_CONFIGURATION
     assert "t.jsonl" in capsys.readouterr().err
