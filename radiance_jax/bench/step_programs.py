@@ -144,7 +144,8 @@ class Steps:
         """Logit bits and cache bits of the same tokens behind the same context, in steps of every row count."""
         rng = np.random.default_rng(1)
         tokens = rng.integers(1, self.config.vocab_size, max(counts))
-        want, out = None, []
+        want: dict[bool, Any] = {}
+        out = []
         for rows in sorted(counts, reverse=True):
             for first in (0, self.BEFORE):
                 if (self.bucket(rows + first), "exact") not in self.programs:
@@ -156,12 +157,8 @@ class Steps:
                 at = context + np.arange(kept)
                 keys = np.asarray(self.caches[-1][table[at // PAGE], :, :, at % PAGE])
                 got = (np.asarray(logits[first:first + kept]).view(np.uint32), keys.view(np.uint16).reshape(kept, -1))
-                if first:  # it stands on other pages, behind a context of other keys: compare only with its like
-                    self._seen = getattr(self, "_seen", {})
-                    base = self._seen.setdefault("second", got)
-                else:
-                    want = want or got
-                    base = want
+                # Behind other rows it stands on other pages, after other keys: each kind is compared with its like.
+                base = want.setdefault(first > 0, got)
                 differ = int(((base[0][:kept] != got[0]).any(1) | (base[1][:kept] != got[1]).any(1)).sum())
                 out.append({"rows": rows, "rows_before": first, "compared": kept, "differ": differ})
         return out

@@ -1,6 +1,6 @@
-"""Which tiles a product takes: a table measured on an H200, and a rule for every other shape.
+"""Which tiles a product takes: a rule, after what `bench kernels` measured on an H200.
 
-Tiles change the speed and not a bit, so that the table may be wrong without harm. The rule: at 64 rows and fewer the weight's
+Tiles change the speed and not a bit, so that the rule may be wrong without harm. At 64 rows and fewer the weight's
 bytes are the floor, so columns are as narrow as gives at most one thread block per multiprocessor, stages are 128 deep and the
 pipeline as long as shared memory allows; at more rows, as wide as the registers hold, in as few waves as there can be.
 """
@@ -12,15 +12,9 @@ MULTIPROCESSORS = 132
 SHARED_MEMORY = 220 * 1024
 NARROWEST = 32  # bytes of a row that shared memory can swizzle
 
-# (K, N, gated) at rows up to: the fastest tile measured by `bench product`
-H200: dict[tuple[int, int, bool, int], Tile] = {}
-
 
 def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2) -> Tile:
     """The tile of a product of `rows` rows, K x N (N counts one of the two halves if gated)."""
-    for most in (8, 16, 32, 64, 128, 512, 1 << 30):
-        if rows <= most and (k, n, gated, most) in H200:
-            return H200[k, n, gated, most]
     parts = 2 if gated else 1
     least = NARROWEST // out_bytes
     fits = [c for c in range(least, WIDEST // parts + 1, least) if n % c == 0]

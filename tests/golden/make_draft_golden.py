@@ -6,7 +6,7 @@ environment of `make_llama_golden.py`:
     ~/torch/bin/pip install --no-deps dflash==0.1.0
     git clone https://github.com/deepseek-ai/DeepSpec ~/deepspec
     git -C ~/deepspec checkout afdfa7c9382a3341a3e6f17756dd816da79f132c
-    PYTHONPATH=~/deepspec /tmp/venv-torch/bin/python tests/golden/make_draft_golden.py [--out tests/golden/draft]
+    PYTHONPATH=~/deepspec ~/torch/bin/python tests/golden/make_draft_golden.py [--out tests/golden/draft]
 
 DFlash and DFlash2 are computed by `dflash.model`, DSpark by DeepSpec's `Qwen3DSparkModel`. Each variant is a tiny drafter,
 every parameter drawn at random, written in the layout of one publisher: its config.json, its tensor names. Where a dialect
