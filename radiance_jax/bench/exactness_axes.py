@@ -168,7 +168,7 @@ def preempted(run: Run) -> None:
 
     def planned() -> Plan:
         if next(count) % 5 == 4 and scheduler.running:
-            scheduler._preempt(scheduler.running[-1], Plan())
+            scheduler._preempt(scheduler.running[-1])
         return plan()
 
     scheduler.plan = planned
