@@ -42,12 +42,13 @@ def evaluation_sets() -> EvaluationSets:
     return EvaluationSets.load(EVALUATION)
 
 
-def source_infos() -> tuple[SourceInfo, ...]:
-    """Every source a prompt may name: where it is from, then what it asks for."""
-    own = SourceInfo(name=templates.OWN, licence="Apache-2.0", origin="templates of this package, and the target's own answers")
-    origins = [own, *(SourceInfo(name=each.name, licence=each.licence, origin=each.origin) for each in SOURCES)]
-    tasks = sorted({prompt.source for prompt in load()})
-    return tuple(replace(origin, name=name) for name in tasks for origin in origins if name.split("/")[0] == origin.name)
+def source_infos(prompts: Sequence[Prompt]) -> tuple[SourceInfo, ...]:
+    """Every source that these prompts name: where it is from, then what it asks for."""
+    origins = {each.name: SourceInfo(name=each.name, licence=each.licence, origin=each.origin) for each in SOURCES}
+    origins[templates.OWN] = SourceInfo(name=templates.OWN, licence="Apache-2.0",
+                                        origin="templates of this package, and the target's own answers")
+    origins["own"] = SourceInfo(name="own", licence="the user's", origin="a file of the user's")
+    return tuple(replace(origins[name.split("/")[0]], name=name) for name in sorted({prompt.source for prompt in prompts}))
 
 
 def clean(found: Iterable[tuple[str, str, str]], evaluation: EvaluationSets) -> tuple[list[tuple[str, str, str]], dict]:
@@ -87,6 +88,11 @@ def load(sources: Path | None = None) -> tuple[Prompt, ...]:
     the package was held against the evaluation sets when it was put there."""
     texts = packaged() if sources is None else clean(read_sources(sources), evaluation_sets())[0]
     return order(_expanded(texts))
+
+
+def prompts_of(sources: str | None, own: str | None) -> tuple[Prompt, ...]:
+    """The prompts of the package, of a folder of sources, or of a user's own file."""
+    return read_own(Path(own)) if own is not None else load(None if sources is None else Path(sources))
 
 
 def _expanded(texts: Sequence[tuple[str, str, str]]) -> list[Prompt]:
