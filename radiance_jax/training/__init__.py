@@ -1,0 +1,1 @@
+"""Training drafters: answers of a target on disk, objectives, the loop, export. Imports models, never the engine's loop."""
