@@ -17,15 +17,15 @@ MAX_DRAFT_DEPTH = 64
 MESH_AXES = ("tp",)
 
 
-def parse_mesh(text: str) -> dict[str, int]:
+def parse_mesh(text: str, axes: tuple[str, ...] = MESH_AXES) -> dict[str, int]:
     """`"tp=8"` to `{"tp": 8}`; axes are separated by commas."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([a-z]+)\s*=\s*([1-9][0-9]{0,3})\s*", part)
         if not match or match[1] in sizes:
-            raise UserError(f"mesh must read like 'tp=8'; got {text!r}", param="mesh")
-        if match[1] not in MESH_AXES:
-            raise UserError(f"mesh axes are {', '.join(MESH_AXES)}; got {match[1]!r}", param="mesh")
+            raise UserError(f"mesh must read like '{','.join(f'{axis}=8' for axis in axes)}'; got {text!r}", param="mesh")
+        if match[1] not in axes:
+            raise UserError(f"mesh axes are {', '.join(axes)}; got {match[1]!r}", param="mesh")
         sizes[match[1]] = int(match[2])
     return sizes
 

@@ -31,13 +31,16 @@ class Surroundings:
     """What a drafter may ask of its caller. `reduce(x)`: sum over ranks, the same bits on each. `gather(x)`: the shards
     of the last axis put together in rank order. `rank()`: the (traced) index of this rank of `tp`. `branches`: whether
     a program may hold branches and loops (a CPU's should, which compiles each body once; on a GPU each costs a trip to
-    the host): a walk over drafts is `lax.scan(..., unroll=not around.branches)`."""
+    the host): a walk over drafts is `lax.scan(..., unroll=not around.branches)`. `attend`: how blocks attend where it is not
+    each slot to a ring of its own, as in training, where many blocks share a context; arguments as in
+    `models/draft/attention.py`."""
 
     tp: int
     reduce: Callable[[jax.Array], jax.Array]
     gather: Callable[[jax.Array], jax.Array]
     rank: Callable[[], Any]
     branches: bool = True
+    attend: Callable[..., jax.Array] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

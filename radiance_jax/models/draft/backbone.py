@@ -195,19 +195,23 @@ class BlockDrafter:
     def observe(self, params: Params, cache: tuple[jax.Array, ...], taps: jax.Array, slot: jax.Array, position: jax.Array,
                 keep: jax.Array, around: Surroundings) -> tuple[jax.Array, ...]:
         """Writes the context rows of committed tokens: taps [R, T, Dt], slot, position int32 [R], keep bool [R]."""
-        c, rows = self.config, taps.shape[0]
         slots, longest = cache[0].shape[0], max(ring.shape[1] for ring in cache)
         newest = jnp.full(slots, -1).at[slot].max(jnp.where(keep, position, -1))
-        context = self.norm(self._project(params, taps.reshape(rows, -1), around), params["context_norm"], c.norm_eps)
         out = []
-        for layer, ring in zip(params["layers"], cache, strict=True):
-            k, v = self._keys_values(layer, context, position)
+        for (k, v), ring in zip(self.context(params, taps, position, around), cache, strict=True):
             stays = keep
             if ring.shape[1] < longest:  # in a shorter ring two rows of one call may want the same place: the newer has it
                 stays = keep & (position > newest[slot] - ring.shape[1])
             to = jnp.where(stays, slot, slots)
             out.append(ring.at[to, position % ring.shape[1]].set(jnp.stack([k, v], axis=1).astype(ring.dtype), mode="drop"))
         return tuple(out)
+
+    def context(self, params: Params, taps: jax.Array, position: jax.Array,
+                around: Surroundings) -> list[tuple[jax.Array, jax.Array]]:
+        """Keys and values [R, G, H] that each layer makes of rows of context: taps [R, T, Dt], position int32 [R]."""
+        states = self._project(params, taps.reshape(taps.shape[0], -1), around)
+        states = self.norm(states, params["context_norm"], self.config.norm_eps)
+        return [self._keys_values(layer, states, position) for layer in params["layers"]]
 
     # The network.
 
@@ -223,7 +227,7 @@ class BlockDrafter:
                 q = self._turn(linear(u, layer["q"][0], _first(layer, "q_bias")), layer["q_norm"], positions)
                 k, v = self._keys_values(layer, u, positions)
                 q, k, v = (y.reshape(slots, size, *y.shape[1:]) for y in (q, k, v))
-                y = attend(q, k, v, ring, position, window, causal, around.branches).reshape(slots * size, -1)
+                y = (around.attend or attend)(q, k, v, ring, position, window, causal, around.branches).reshape(slots * size, -1)
                 y = around.reduce(product(y, layer["out"][0]).astype(x.dtype))
                 return y + layer["out_bias"] if "out_bias" in layer else y
 

@@ -135,18 +135,27 @@ class DSpark(BlockDrafter):
         """This rank's f32 biases [S, C] behind tokens of rows e [S, r] at states y [S, D], and the next memory."""
         if e is None:
             return None, memory
+        e, memory = self.mixed(params, memory, e, y)
+        return product(e, params["bias"]), memory
+
+    def mixed(self, params: Params, memory: jax.Array, e: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What the second table is multiplied with, [S, r], and the next memory."""
         if self.kind == "gated":
             e = jax.nn.sigmoid(linear(jnp.concatenate([y, e], -1), params["mix"], params["mix_bias"])) * e
         elif self.kind == "rnn":
             gate, new, out = jnp.split(linear(jnp.concatenate([memory, e, y], -1), params["mix"], params["mix_bias"]), 3, axis=-1)
             gate, e = jax.nn.sigmoid(gate), jnp.tanh(out)
             memory = gate * memory + (1 - gate) * jnp.tanh(new)
-        return product(e, params["bias"]), memory
+        return e, memory
 
     def confidence(self, params: Params, e: jax.Array | None, y: jax.Array) -> jax.Array:
         """f32 [S]; nothing, [S, 0], of a drafter that has no confidence."""
         if not self.confident:
             return jnp.zeros((y.shape[0], 0))
+        return jax.nn.sigmoid(self.confidence_score(params, e, y))
+
+    def confidence_score(self, params: Params, e: jax.Array | None, y: jax.Array) -> jax.Array:
+        """The confidence before its sigmoid, f32 [S]."""
         seen = jnp.concatenate([y, e], axis=-1) if self.confidence_sees_token else y
         score = product(seen, params["confidence"])[:, 0]
-        return jax.nn.sigmoid(score + params["confidence_bias"].astype(jnp.float32) if self.confidence_bias else score)
+        return score + params["confidence_bias"].astype(jnp.float32) if self.confidence_bias else score
