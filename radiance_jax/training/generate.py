@@ -7,6 +7,7 @@ save was, a run that is done is left alone. Prompts about earlier answers wait f
 
 import os
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,6 +25,7 @@ from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.flags import read_config
 from radiance_jax.llm import LLM
+from radiance_jax.models.config import parse_config
 from radiance_jax.settings import MEMORY, MODEL, SPEC, setting
 from radiance_jax.training import conversations
 from radiance_jax.training.dataset import Answer, Answers, Manifest, target_fingerprint
@@ -31,7 +33,9 @@ from radiance_jax.training.dataset_writer import AnswersWriter
 from radiance_jax.training.prompts import Prompt, fingerprint, prompts_of, source_infos
 
 DATA = "answers"
+WHOLE = ("stop", "length")  # how an answer ends that is kept
 PROG = "python -m radiance_jax.training.generate"
+SWITCH = 5e-4  # seconds: this thread prepares prompts, and must not keep the engine's waiting for Python's lock
 QUEUED = 128  # answers handed to the engine beyond those that can be live: it never waits while a part is written
 
 
@@ -40,7 +44,8 @@ class AnswersConfig(EngineConfig):
     """The engine's configuration, and what to have answered."""
 
     max_num_seqs: int = setting(int, 256, "answers under way together", MEMORY, low=1, high=4096, flags=("--sequences",))
-    max_model_len: int | None = setting(int, 1024, "longest prompt plus answer, in tokens; longer prompts are left out", MODEL, low=2)
+    max_model_len: int = setting(int, 1024, "longest prompt plus answer, in tokens, at most the model's; prompts that leave no room "
+                                 "for an answer are left out", MODEL, low=2)
     num_speculative_tokens: int = setting(int, 0, "draft tokens verified at once; with many answers under way none pay", SPEC, low=0,
                                           high=0)
     out: str | None = setting(str, None, "folder of answers to make, or to go on with (default: none, and none is an error)", DATA)
@@ -58,7 +63,7 @@ class AnswersConfig(EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         degrees(self.temperatures)
-        if self.max_model_len is not None and self.max_tokens >= self.max_model_len:
+        if self.max_tokens >= self.max_model_len:
             raise UserError(f"max_tokens must be less than max_model_len ({self.max_model_len}), which the prompt is part of; got "
                             f"{self.max_tokens}", param="max_tokens")
         if self.sources is not None and self.prompts is not None:
@@ -97,7 +102,9 @@ def main(argv: Sequence[str]) -> int:
     dtype = "bf16" if config.dtype == "auto" else config.dtype
     path = locate_model(config.model, log=log) if config.model else ensure_default_model(config.cache_dir, dtype)
     model = open_model(path)
-    with LLM(log=log, **config.engine() | {"model": str(path)}) as llm:
+    length = min(config.max_model_len, parse_config(model.config).max_position)
+    sys.setswitchinterval(SWITCH)
+    with LLM(log=log, **config.engine() | {"model": str(path), "max_model_len": length}) as llm:
         manifest = Manifest(
             target=target_fingerprint(model), target_description=model.description, vocab_size=llm.engine.model_config.vocab_size,
             sampling={"temperatures": list(degrees(config.temperatures)), "max_tokens": config.max_tokens,
@@ -160,6 +167,10 @@ class Run:
         finally:
             for job in self._running.values():
                 self.engine.abort(job.sequence)
+            while not self._finished.empty():
+                job, reason, error = self._finished.get()
+                if reason in WHOLE:
+                    self._take(job, reason, error)
             self.writer.save()
         self._sum_up(before, time.monotonic() - start, total)
 
@@ -233,7 +244,7 @@ class Run:
 
     def _take(self, job: Job, reason: str, error: str | None) -> None:
         del self._running[job.number]
-        if reason not in ("stop", "length"):
+        if reason not in WHOLE:
             raise RadianceError(error or f"answer {job.number} ended by {reason}")
         if len(job.ids) > job.prompt_length:
             self.writer.add(Answer(np.array(job.ids, np.int32), job.prompt_length, job.prompt.source, job.temperature,
