@@ -77,7 +77,7 @@ class Steps:
         at = jnp.where(live, position[slot] + index - start[slot], 0)
         page = jnp.where(live, tables[slot, at // PAGE], 0)
         around = KernelSurroundings(tables=tables, segments=segments, places=places, how=self.how, reduce=lambda x: x, linear=linear)
-        x, y, caches = llama_mosaic.forward(params, self.config, self.cut, Rows(tokens, at, page, at % PAGE), params["embed"][tokens],
+        x, y, caches, _ = llama_mosaic.forward(params, self.config, self.cut, Rows(tokens, at, page, at % PAGE), params["embed"][tokens],
                                             caches, around)
         drawn = min(rows, DRAWN)
         return llama_mosaic.head(params, x[:drawn], y[:drawn], self.config, linear), caches

@@ -116,10 +116,7 @@ def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None, 
                      depth=lookup if drafter is None else most, lookup=lookup)
     if chosen.kernels:
         capability = capability or (compute_capability() if platform in GPUS else None)
-        obstacle = machine_obstacle(platform, capability, dtype)
-        if obstacle is None and config.bit_exact == "auto":
-            obstacle = "the row-invariant kernels serve where they are asked for: --bit-exact on"
-        return without_exactness(config, chosen, obstacle)
+        return without_exactness(config, chosen, machine_obstacle(platform, capability, dtype))
     return chosen
 
 
