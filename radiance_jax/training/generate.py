@@ -153,7 +153,10 @@ class Run:
                     self._submit(job)
                 if not self._running:
                     break
-                self._take(*self._finished.get())
+                try:
+                    self._take(*self._finished.get(timeout=1.0))
+                except queue.Empty:
+                    pass  # long answers: the clock must still be looked at
                 now = time.monotonic()
                 tokens = self.engine.stats().generation_tokens - before.generation_tokens if now - told >= 10 else None
                 if tokens is not None:

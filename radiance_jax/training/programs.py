@@ -76,7 +76,7 @@ class Programs:
             return value, (parts, terms["hit"])
 
         (value, (parts, hit)), slope = jax.value_and_grad(loss, has_aux=True)(state.masters)
-        norm = optax.global_norm(slope)
+        norm = optax.tree.norm(slope)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         update, moments = self.optimiser.update(slope, state.moments, state.masters)
         rate = self.rate(state.step, total)

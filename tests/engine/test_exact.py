@@ -28,7 +28,8 @@ def kinds() -> list[tuple[list[int], dict]]:
     ]
 
 
-@pytest.mark.parametrize("tp", (1, 2, 3, 4, 8, *(pytest.param(tp, marks=pytest.mark.long) for tp in (5, 6))))
+@pytest.mark.parametrize("tp", (1, 3, *(pytest.param(tp, marks=pytest.mark.slow) for tp in (2, 4, 8)),
+                                *(pytest.param(tp, marks=pytest.mark.long) for tp in (5, 6))))
 def test_drafting_changes_no_bit_at_any_width(harness, tp):
     engine = harness(mesh=f"tp={tp}")
     drafts = accepted = 0

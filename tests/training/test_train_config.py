@@ -1,0 +1,75 @@
+"""What a run may be asked for: every wrong wish is refused by the name of its key."""
+
+import pytest
+
+from radiance_jax.errors import UserError
+from radiance_jax.models.config import parse_config
+from radiance_jax.models.draft.registry import read_drafter
+from radiance_jax.training import parameters
+from radiance_jax.training.config import OBJECTIVES, TrainConfig, check_resumed, read_config
+from radiance_jax.training.description import default_taps, describe
+from radiance_jax.training.objectives import KINDS
+from tests import tiny_model
+
+LEAST = {"data": "answers", "steps": 10}
+SMOLLM2 = {"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
+           "num_key_value_heads": 3, "head_dim": 64, "num_hidden_layers": 30, "vocab_size": 49152, "rope_theta": 100000,
+           "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+
+
+def refused(param: str, must: str, **values) -> None:
+    with pytest.raises(UserError, match=must) as caught:
+        TrainConfig(**LEAST | values)
+    assert caught.value.param == param
+
+
+def test_wrong_values_are_refused():
+    refused("rate", "rate must be a number, at least 0; got 'fast'", rate="fast")
+    refused("batch", "batch must be a multiple of dp=3 in mesh; got 4", mesh="dp=3,tp=1", batch=4)
+    refused("mesh", "mesh axes are dp, tp; got 'ep'", mesh="ep=2")
+    refused("objective", "must be one of dflash, dpace for the family dflash; got 'dspark'", family="dflash", objective="dspark")
+    refused("length", r"more than block_size \(16\); got 16", length=16, block_size=16)
+    refused("taps", "each layer once", taps=(3, 3))
+    refused("data", "data must be given", data=None)
+    refused("steps", "steps or limit_minutes must be given", steps=None)
+
+
+def test_a_file_and_changes_over_it(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: a\nsteps: 5\nlimit-minutes: 2\ntaps: [1, 2]\n")
+    made = read_config(file, ["rate=1e-4", "family=dflash", "taps=[0]"])
+    assert (made.rate, made.family, made.objective, made.taps, made.limit_minutes) == (1e-4, "dflash", "dflash", (0,), 2.0)
+    for change, must in {"rat=1": "unknown key 'rat'.*did you mean 'rate'", "rate": "--set must read like",
+                         "steps=many": "steps must be a whole number"}.items():
+        with pytest.raises(UserError, match=must):
+            read_config(file, [change])
+
+
+def test_a_resumed_run_is_the_same_run():
+    now = TrainConfig(**LEAST)
+    check_resumed(now.values() | {"limit_minutes": 3.0, "log_every": 7}, now, "out")
+    with pytest.raises(UserError, match="rate must be 0.5, as it was when the run in out began; got 0.001"):
+        check_resumed(now.values() | {"rate": 0.5}, now, "out")
+
+
+@pytest.mark.parametrize("name", ("dflash", "dflash2", "dspark"))
+def test_the_drafters_of_the_shipped_files_have_at_most_eight_million_parameters(name):
+    config = read_config(f"configs/train_{name}.yaml", ["data=a"])
+    raw = describe(config, parse_config(SMOLLM2), SMOLLM2)
+    drafter = read_drafter(raw)
+    assert drafter.name.lower() == name and drafter.taps == (1, 8, 14, 20, 27) == default_taps(30)
+    assert drafter.window == 256 and not any(drafter.config.causal) and drafter.config.rope.theta == 1e5
+    assert 7_800_000 < parameters.count(drafter) <= 8_000_000
+
+
+def test_a_drafter_that_does_not_fit_its_target_is_refused():
+    target = parse_config(tiny_model.CONFIG)
+    for values, must in (({"taps": (2,)}, "below the target's number of layers, 2; got 2"),
+                         ({"num_heads": 4, "num_kv_heads": 3}, r"multiple of num_kv_heads \(3\)"),
+                         ({"mask_id": 151}, "below the target's vocabulary of 151"), ({"length": 513}, "context of 512")):
+        with pytest.raises(UserError, match=must):
+            describe(TrainConfig(**LEAST | values), target, tiny_model.CONFIG)
+
+
+def test_every_objective_that_can_be_asked_for_is_there():
+    assert KINDS.keys() == OBJECTIVES.keys()

@@ -1,0 +1,128 @@
+"""Whole runs of a tiny drafter: gone on with after a kill they end at the same bits; what is not finite stops them."""
+
+import json
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from radiance_jax.errors import UserError
+from radiance_jax.training import run as run_
+from radiance_jax.training.pipeline import Batches, Padded, share_of, usable
+from radiance_jax.training.trainer import Subject, Trainer
+from tests.training import training_script
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    return training_script.make(tmp_path_factory.mktemp("script"), 120)
+
+
+@pytest.fixture(scope="module")
+def trainer(script, tmp_path_factory):
+    """Compiled once for all tests here."""
+    return Trainer.of(Subject.of(training_script.config(*script, tmp_path_factory.mktemp("none"), family="dflash"), quiet), quiet)
+
+
+def run(trainer, out, *, resume=False, stop_after=None):
+    out.mkdir(exist_ok=True)
+    made = run_.start(trainer, out, resume, None, quiet)
+    made.stop_after = stop_after
+    try:
+        made.go()
+    finally:
+        made.journal.close()
+        made.checkpoints.close()
+    return made
+
+
+def bits(made) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made.state)]
+
+
+def test_a_run_that_was_killed_ends_at_the_same_bits(trainer, tmp_path):
+    """Killed behind step 5; the last checkpoint is of step 3."""
+    whole = run(trainer, tmp_path / "whole")
+    run(trainer, tmp_path / "killed", stop_after=5)
+    again = run(trainer, tmp_path / "killed", resume=True)
+    assert whole.step == again.step == 8 and bits(whole) == bits(again)
+    assert whole.last == again.last and whole.first == again.first and whole.tokens == again.tokens
+    assert run_.best_facts(tmp_path / "whole") == run_.best_facts(tmp_path / "killed")
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if "held_out" in line] == [0, 4, 8]
+
+
+def test_what_is_not_finite_stops_the_run_and_names_the_answers(trainer, tmp_path):
+    class Poisoned(Trainer):
+        """Weights that are not finite from step 3 on, as from a rate too high."""
+
+        def step(self, state, batch, total):
+            if int(state.step) == 2:
+                state = state.replace(masters=jax.tree.map(lambda w: w * np.float32(np.inf), state.masters))
+                self.given.append(batch)
+            return super().step(state, batch, total)
+
+    poisoned = Poisoned(**vars(trainer))
+    object.__setattr__(poisoned, "given", [])
+    with pytest.raises(run_.TrainingFailed, match="not finite in step 3"):
+        run(poisoned, tmp_path / "out")
+    facts = json.loads((tmp_path / "out" / "not_finite-0.json").read_text())
+    assert facts["answers"] == poisoned.given[0].index.tolist()
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "not_finite-0.npz")["tokens"], poisoned.given[0].tokens)
+
+
+def test_batches_are_the_same_again_and_go_on_where_they_were_left(trainer):
+    def some(batches, count):
+        return [next(batches).index.tolist() for _ in range(count)]
+
+    first, second = trainer.batches(), trainer.batches()
+    assert (order := some(first, 40)) == some(second, 40)
+    third = trainer.batches()
+    third.state = {"next_index": 7}
+    assert some(third, 33) == order[7:]
+    epoch = len(trainer.rows) // 4
+    assert len({i for batch in order[:epoch] for i in batch}) == 4 * epoch  # each answer once before any comes again
+    assert order[:epoch] != order[epoch:2 * epoch]
+
+
+def test_processes_share_an_epoch(trainer, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    seen = []
+    for process in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        batches = Batches(trainer.rows, trainer.config)
+        seen.append({int(i) for _ in range(len(trainer.rows) // 4) for i in next(batches).index})
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == len(trainer.rows) // 4 * 4
+
+
+def test_shares_are_nested_and_answers_too_short_to_learn_from_are_left_out(trainer):
+    indices = np.arange(500)
+    tenth, third = share_of(indices, 0.1), share_of(indices, 0.3)
+    assert len(tenth) == 50 and len(third) == 150 and set(tenth) < set(third) and sorted(third) == list(third)
+    answers = trainer.rows.answers
+    assert len(usable(answers, training_script.PROMPT + 2)) == len(answers) and not len(usable(answers, training_script.PROMPT + 1))
+    row = Padded(answers, np.arange(len(answers)), 9)[3]
+    assert row["length"] == 9 and row["tokens"].tolist() == answers[3].ids[:9].tolist()
+
+
+def test_a_folder_with_a_run_is_not_written_over(script, tmp_path):
+    config = training_script.config(*script, tmp_path / "out", family="dflash")
+    with pytest.raises(UserError, match="needs a run to go on with"):
+        run_.prepare(config, True)
+    run_.prepare(config, False)
+    with pytest.raises(UserError, match="holds one. Go on with it by --resume"):
+        run_.prepare(config, False)
+    assert run_.prepare(config, True) == tmp_path / "out"
+
+
+def test_time_that_is_up_ends_a_run(trainer, tmp_path):
+    began = time.monotonic()
+    pace = run_.Pace(deadline=began + 60, step_seconds=0.1, look_seconds=1.0)
+    assert 250 < pace.steps(10) < (60 - pace.reserve) / 0.2 and not pace.time_is_up
+    assert run_.Pace(deadline=began + 4, step_seconds=0.1, look_seconds=1.0).time_is_up
