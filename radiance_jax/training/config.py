@@ -35,6 +35,10 @@ class TrainConfig(Config):
     batch: int = setting(int, 64, "sequences of a step", DATA, low=1)
     anchors: int = setting(int, 32, "blocks that are drafted in each sequence, at random places", DATA, low=1)
 
+    states: Literal["recomputed", "kept"] = setting(
+        str, "recomputed", "the target's states: computed in every step, or once and kept on the device", DATA,
+        choices=("recomputed", "kept"))
+
     family: Literal["dflash", "dflash2", "dspark"] = setting(str, "dspark", "the drafter's network", DRAFTER, choices=FAMILIES)
     layers: int = setting(int, 2, "layers of the drafter", DRAFTER, low=1, high=256)
     block_size: int = setting(int, 8, "inputs of a block, the anchor included", DRAFTER, low=2, high=64)
@@ -81,6 +85,7 @@ class TrainConfig(Config):
     save_every: int = setting(int, 500, "steps between checkpoints", RUN, low=1)
     log_every: int = setting(int, 20, "steps between lines of the log", RUN, low=1)
     chunk_rows: int = setting(int, 4096, "rows of logits that are in memory at once, on each device along dp", RUN, low=1)
+    keep_logits: bool = setting(bool, False, "logits stay in memory for the way back, else they are computed again", RUN)
     out: str = setting(str, "runs/drafter", "folder of log, checkpoints and drafter", RUN)
 
     def __post_init__(self) -> None:
