@@ -136,12 +136,13 @@ def _rounds(config: SpecConfig, made: Sequence[Any], todo: Sequence[Unit], start
 
     end = None if config.limit_minutes is None else started + 60 * config.limit_minutes
     lasted: dict[int, list[float]] = {}
-    result["measured"] = {"units": 0, "of": len(todo), "ended": "all is measured", "start_seconds": time.monotonic() - started}
+    result["measured"] = {"units": 0, "of": len(todo), "ended": "early", "start_seconds": time.monotonic() - started}
+    said = result["measured"]
     for number, unit in enumerate(todo):
         begun, before = time.monotonic(), lasted.get(unit.live)
         expected = sum(before) / len(before) if before else 0.0
         if end is not None and begun + expected > end:
-            result["measured"]["ended"] = f"by --limit-minutes {config.limit_minutes:g}"
+            said["ended"] = f"by --limit-minutes {config.limit_minutes:g}"
             break
         log(f"{number + 1} of {len(todo)}: {unit.set}, temperature {unit.temperature:g}, {unit.live} live"
             + (f", {unit.prompts[0].id}" if unit.live == 1 else ""))
@@ -155,9 +156,10 @@ def _rounds(config: SpecConfig, made: Sequence[Any], todo: Sequence[Unit], start
                 found.append(Turn(set=unit.set, temperature=unit.temperature, live=unit.live, mode=mode.name, done=done,
                                   counted=Counted.between(counts, mode.engine.stats())))
         lasted.setdefault(unit.live, []).append(time.monotonic() - begun)
-        result["measured"]["units"] = number + 1
+        said |= {"units": number + 1, "seconds": time.monotonic() - started}
         yield sorted(found, key=lambda each: [mode.name for mode in made].index(each.mode))
-    result["measured"]["seconds"] = time.monotonic() - started
+    else:
+        said["ended"] = "with everything measured"
 
 
 if __name__ == "__main__":

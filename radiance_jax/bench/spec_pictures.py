@@ -139,6 +139,8 @@ def acceptance(cells: Sequence[dict[str, Any]], summary: Sequence[dict[str, Any]
             each.set_xlabel("place of the draft")
             each.set_ylabel("share accepted")
             each.set_title(f"temperature {temperature:g}", loc="left")
+            places = max((len(line["positions"]["conditional"]) for line in lines), default=1)
+            each.set_xlim(0.7, places + 0.3)
             each.xaxis.get_major_locator().set_params(integer=True)
 
     return _figure(3.4, len(panels), f"a{live}", draw, sharey=True)

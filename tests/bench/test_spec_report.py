@@ -192,7 +192,7 @@ def test_a_model_without_a_drafter_gets_a_report_too(tmp_path, capsys):
     assert bench.main(["spec", *argv, "--out", str(out)]) == 0
     result = json.loads(out.read_text())
     assert result["drafter"] is None and result["bit_exact"] and not result["differences"] and result["answers_compared"] == 2 * 2 * 2 * 2
-    assert result["measured"] == result["measured"] | {"units": 8, "of": 8, "ended": "all is measured"}
+    assert result["measured"] == result["measured"] | {"units": 8, "of": 8, "ended": "with everything measured"}
     assert [one["temperature"] for one in result["cells"]] == [0, 0, 1, 1]
     assert any(one["modes"]["lookup:fixed"]["draft_tokens"] for one in result["cells"])
     assert all(not each["compiles_after_warmup"] for each in result["engines"].values())
