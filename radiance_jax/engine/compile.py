@@ -34,6 +34,7 @@ class CompileGuard:
         self.strict = strict
         self.count = 0
         self._threads: set[int] = set()
+        self._listening = True
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
     def _hear(self, event: str, duration: float, **_: Any) -> None:
@@ -48,5 +49,8 @@ class CompileGuard:
             raise AssertionError(f"{self.count} compilations after warm-up")
 
     def close(self) -> None:
+        """Safe to call twice."""
         self._threads.clear()
-        jax.monitoring.unregister_event_duration_listener(self._hear)
+        if self._listening:
+            self._listening = False
+            jax.monitoring.unregister_event_duration_listener(self._hear)
