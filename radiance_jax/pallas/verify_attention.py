@@ -20,23 +20,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from radiance_jax.pallas.mosaic import ROWS, after_predecessor, shape, tiled
 from radiance_jax.pallas.paged_attention import MASKED, Segments
+from radiance_jax.pallas.splits import BLOCK, ITEM, SplitShape, first_block, work_list
+from radiance_jax.pallas.streamed_attention import streamed_partials
 
-BLOCK = 64  # keys a block: the finest step of the online softmax
 UNROLL = 4  # splits read together when they are combined
 THREADS = 128
 COPY = 256  # elements of one TMA copy, at most
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitShape:
-    """Static choices. `split` positions (a multiple of 64) are one thread block's; `most` splits there can be; `window`:
-    keys a row sees, itself included (None: all); `cap`: soft cap on scores. The bits depend on `split` alone."""
-
-    split: int = 256
-    most: int
-    window: int | None = None
-    cap: float | None = None
-    stages: int = 4
 
 
 def segment_height(share: int, size: int) -> int:
@@ -68,32 +57,6 @@ def make_places(segments: Segments, rows: int) -> Places:
     return Places(jnp.where(own, segment, count), jnp.where(own, inside, 0), count)
 
 
-def _first_block(position: jax.Array, window: int | None) -> jax.Array:
-    return jnp.zeros_like(position) if window is None else jnp.maximum(position - (window - 1), 0) // BLOCK
-
-
-ITEM = ("segment", "split", "slot", "position", "last", "begin", "blocks")
-BLOCKS_AT_ONCE = 132  # thread blocks that walk the work: one on each of an H200's multiprocessors
-
-
-def _work(segments: Segments, how: SplitShape) -> tuple[jax.Array, jax.Array]:
-    """The splits that segments need, int32 [I, 7] with the fields of `ITEM`, and their number [1]. The list is made from what is
-    live, so that no thread block is launched for a context that is not there; who takes an item changes no bit."""
-    count, per_split = segments.slot.shape[0], how.split // BLOCK
-    live = (jnp.arange(count) < segments.count) & (segments.rows > 0)
-    last = segments.position + segments.rows - 1
-    first = _first_block(segments.position, how.window)
-    need = jnp.where(live, last // how.split - first // per_split + 1, 0)
-    ends = jnp.cumsum(need)
-    item = jnp.arange(count * how.most, dtype=jnp.int32)
-    segment = jnp.minimum(jnp.sum(item[:, None] >= ends[None], axis=1, dtype=jnp.int32), count - 1)
-    split = first[segment] // per_split + item - (ends - need)[segment]
-    begin = jnp.maximum(split * per_split, first[segment])
-    blocks = jnp.clip(jnp.minimum(last[segment] // BLOCK + 1, (split + 1) * per_split) - begin, 0, per_split)
-    fields = (segment, split, segments.slot[segment], segments.position[segment], last[segment], begin, blocks)
-    return jnp.stack(fields, axis=1).astype(jnp.int32), ends[-1:].astype(jnp.int32)
-
-
 def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segments, share: int, how: SplitShape,
               interpret: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """q [C + 1, G, 64, H], cache [P, 2G, page, H] to unnormalised sums f32 [splits, C, G, 64, H], the softmax's sums and
@@ -103,8 +66,8 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
     count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
     scale = size**-0.5 * math.log2(math.e)
     dtype, stages = q.dtype, min(how.stages, per_split)
-    work, number = _work(segments, how)
-    walkers = max(min(BLOCKS_AT_ONCE // groups, work.shape[0]), 1)
+    work, number = work_list(segments, how)
+    walkers = max(min(how.walkers // groups, work.shape[0]), 1)
 
     def body(q_g, cache_g, tables_g, work_g, number_g, of_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, of_s, of_here, q_here, k_here,
              v_here):
@@ -229,7 +192,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
         @pl.when(segment < count)
         def _():
             last = position_g[segment] + rows_g[segment] - 1
-            begin = 0 if how.window is None else _first_block(position_g[segment], how.window) * BLOCK // how.split
+            begin = 0 if how.window is None else first_block(position_g[segment], how.window) * BLOCK // how.split
             end = last // how.split + 1
             head = plgpu.broadcasted_iota(jnp.int32, (padded,), 0, layout=layout) // size
             full = lambda value: plgpu.layout_cast(jnp.full((padded,), value, jnp.float32), layout)  # noqa: E731
@@ -282,5 +245,6 @@ def verify_attention(q: jax.Array, cache: jax.Array, tables: jax.Array, segments
     tables: int32 [S, M], M a whole number of blocks; segments of at most `segment_height` rows; `share` query heads
     a key head. Returns [R, G * share * H]; rows of no segment are left unwritten.
     """
-    parts = _partials(q, cache, tables, segments, share, how, interpret)
+    partials = streamed_partials if how.lanes else _partials
+    parts = partials(q, cache, tables, segments, share, how, interpret)
     return _combine(parts, segments, places, share, how, q.dtype, interpret)
