@@ -53,3 +53,11 @@ def work_list(segments: Segments, how: SplitShape) -> tuple[jax.Array, jax.Array
     blocks = jnp.clip(jnp.minimum(last[segment] // BLOCK + 1, (split + 1) * per_split) - begin, 0, per_split)
     fields = (segment, split, segments.slot[segment], segments.position[segment], last[segment], begin, blocks)
     return jnp.stack(fields, axis=1).astype(jnp.int32), ends[-1:].astype(jnp.int32)
+
+
+def pages_of(work: jax.Array, tables: jax.Array, how: SplitShape, page: int) -> jax.Array:
+    """The pages of an item's blocks, int32 [I, pages a split], from its first block on: one read less in a chain of them."""
+    per_block, per_split = BLOCK // page, how.split // BLOCK
+    slot, begin = (work[:, ITEM.index(name)] for name in ("slot", "begin"))
+    at = begin[:, None] * per_block + jnp.arange(per_split * per_block, dtype=jnp.int32)
+    return tables[slot[:, None], jnp.minimum(at, tables.shape[1] - 1)]

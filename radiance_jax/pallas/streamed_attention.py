@@ -13,6 +13,7 @@ lanes need it, and lanes wait for each other only behind the blocks of the same 
 """
 
 import math
+from functools import reduce
 from typing import Any
 
 import jax
@@ -23,11 +24,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from radiance_jax.pallas.mosaic import ROWS, after_predecessor, shape, tiled
 from radiance_jax.pallas.paged_attention import MASKED, Segments
-from radiance_jax.pallas.splits import BLOCK, ITEM, SplitShape, work_list
+from radiance_jax.pallas.splits import BLOCK, ITEM, SplitShape, pages_of, work_list
 
 QUERIES = 2  # tiles of queries on their way
 HEIGHTS = (8, 16, 32, 64)  # flat rows of a tile that are stored
 PAGES = 8  # page numbers read at once, about
+LARGEST = 128  # size of a head: beyond it, sums do not fit registers, nor buffers shared memory
 LOADER, LANE = 56, 224  # registers a thread where three warpgroups share the file: 56 + 2 * 224 <= 512
 
 
@@ -38,39 +40,60 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
     _, groups, _, size = q.shape
     lanes, depth, page, dtype = how.lanes, how.stages // how.lanes, cache.shape[2], q.dtype
     if lanes not in (1, 2) or depth < 1:
-        raise ValueError(f"the streamed form takes 1 or 2 lanes and at least a stage for each; got {lanes}, {how.stages} stages")
-    count, per_block, width = segments.slot.shape[0], BLOCK // page, tables.shape[1]
-    ahead = max(min(PAGES // per_block, how.split // BLOCK), 1)
+        raise ValueError(f"the streamed form takes 1 or 2 lanes and at least a stage for each; got {lanes} and {how.stages} stages")
+    if size > LARGEST:
+        raise ValueError(f"the streamed form takes heads of at most {LARGEST}, or its buffers do not fit; got {size}")
+    count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
+    ahead = max(min(PAGES // per_block, per_split), 1)
     work, number = work_list(segments, how)
+    pages = pages_of(work, tables, how, page)
     items = work.shape[0] * groups
     walkers = max(min(how.walkers, items), 1)
     base = 1.0 if how.cap is None else how.cap
     scale, limit = size**-0.5 / base, base * math.log2(math.e)  # of scores before the cap, and of what the exponent takes
 
-    def body(q_g, cache_g, tables_g, work_g, number_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, o_s, stat_s, q_full, q_empty, k_full,
+    def body(q_g, cache_g, pages_g, work_g, number_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, o_s, stat_s, q_full, q_empty, k_full,
              k_empty, v_full, v_empty, *between):
         walker, lane = lax.axis_index("walker"), lax.axis_index("lane")
         after_predecessor(interpret)
 
-        def item(turn):
+        def place(turn):
             flat = jnp.minimum(turn * walkers + walker, items - 1)
             at = lax.div(flat, jnp.int32(groups))
-            return flat - at * groups, *(work_g[at, i] for i in range(len(ITEM)))
+            return at, flat - at * groups
 
-        ahead_of_time = item(jnp.int32(0))  # does not wait for the number
-        turns = lax.div(number_g[0] * groups - walker + (walkers - 1), jnp.int32(walkers))
+        def item(turn):
+            at, group = place(turn)
+            return group, *(work_g[at, i] for i in range(len(ITEM)))
+
+        def numbers(turn, i):
+            """The pages of blocks `i * ahead` and on of an item."""
+            at, blocks = place(turn)[0], [jnp.minimum(i * ahead + j, per_split - 1) for j in range(ahead)]
+            return [[pages_g[at, block * per_block + k] for k in range(per_block)] for block in blocks]
+
+        def order(turn):
+            group, segment, _, _, _, _, begin, blocks = item(turn)
+            return group, segment, begin, blocks, numbers(turn, jnp.int32(0))
+
+        def begin_with(read):
+            """What `read` gives for the first turn, and the number of turns. That one depends on all of the others (they are never
+            negative), or the compiler would read them one latency later."""
+            first = read(jnp.int32(0))
+            together = reduce(jnp.minimum, jax.tree.leaves(first), jnp.int32(0)) + number_g[0]
+            return first, lax.div(together * groups - walker + (walkers - 1), jnp.int32(walkers))
 
         @pl.when(lane == lanes)
         def _():
             if lanes > 1:
                 plgpu.set_max_registers(LOADER, action="decrease")
+            first, turns = begin_with(order)
 
-            def fetch(index, part, pages, buffer, full):
-                for k, at in enumerate(pages):
+            def fetch(index, part, these, buffer, full):
+                for k, at in enumerate(these):
                     plgpu.copy_gmem_to_smem(cache_g.at[at, part], buffer.at[index, pl.ds(k * page, page)], full.at[index])
 
-            def stream(turn, sent):
-                group, segment, _, slot, _, _, begin, blocks = item(turn)
+            def stream(turn, carry):
+                sent, (group, segment, begin, blocks, these) = carry
                 half = lax.rem(turn, QUERIES)
 
                 @pl.when(turn >= QUERIES)
@@ -79,31 +102,31 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
 
                 plgpu.copy_gmem_to_smem(q_g.at[segment, group], q_s.at[half], q_full.at[half])
 
-                def some(i, sent):
-                    block = begin + i * ahead
-                    pages = [[tables_g[slot, jnp.minimum((block + j) * per_block + k, width - 1)] for k in range(per_block)]
-                             for j in range(ahead)]
+                def some(i, carry):
+                    sent, these = carry
                     for j in range(ahead):
-                        live = i * ahead + j < blocks
-                        own = lax.rem(block + j, jnp.int32(lanes))
+                        block = i * ahead + j
+                        live = block < blocks
+                        own = lax.rem(begin + block, jnp.int32(lanes))
                         so_far = sent[0] if lanes == 1 else jnp.where(own == 0, sent[0], sent[1])
                         index = own * depth + lax.rem(so_far, depth)
 
                         @pl.when(live)
-                        def _(j=j, index=index, so_far=so_far):
+                        def _(j=j, index=index, so_far=so_far, these=these):
                             for buffer, full, empty, part in ((k_s, k_full, k_empty, group), (v_s, v_full, v_empty, groups + group)):
                                 @pl.when(so_far >= depth)
                                 def _(empty=empty):
                                     plgpu.barrier_wait(empty.at[index])
 
-                                fetch(index, part, pages[j], buffer, full)
+                                fetch(index, part, these[j], buffer, full)
 
                         sent = tuple(n + jnp.where(live & (own == i), 1, 0) for i, n in enumerate(sent))
-                    return sent
+                    return sent, numbers(turn, i + 1) if per_split > ahead else these
 
-                return lax.fori_loop(0, pl.cdiv(blocks, ahead), some, sent)
+                sent, _ = lax.fori_loop(0, pl.cdiv(blocks, ahead), some, (sent, these))
+                return sent, order(turn + 1)  # read when everything of this turn is on its way
 
-            sent = lax.fori_loop(jnp.int32(0), turns, stream, (jnp.int32(0),) * lanes)
+            sent, _ = lax.fori_loop(jnp.int32(0), turns, stream, ((jnp.int32(0),) * lanes, first))
             for i, n in enumerate(sent):
                 def drain(j, _, i=i):
                     for empty in (k_empty, v_empty):
@@ -122,6 +145,7 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
         def _():
             if lanes > 1:
                 plgpu.set_max_registers(LANE, action="increase")
+            first, turns = begin_with(item)
             of = lax.div(lax.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 0), jnp.int32(share))
             column = lax.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1)
             rows = lambda x, wide: lax.broadcast_in_dim(x, (ROWS, wide), [0])  # noqa: E731
@@ -129,15 +153,15 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
             def attend(turn, carry):
                 taken, (group, segment, split, _, position, last, begin, blocks) = carry
                 following = item(turn + 1)
-                first = begin + lax.rem(lane - lax.rem(begin, jnp.int32(lanes)) + lanes, jnp.int32(lanes))
-                mine = lax.div(jnp.maximum(begin + blocks - first, 0) + (lanes - 1), jnp.int32(lanes))
+                lowest = begin + lax.rem(lane - lax.rem(begin, jnp.int32(lanes)) + lanes, jnp.int32(lanes))
+                mine = lax.div(jnp.maximum(begin + blocks - lowest, 0) + (lanes - 1), jnp.int32(lanes))
                 half = lax.rem(turn, QUERIES)
                 plgpu.barrier_wait(q_full.at[half])
 
                 def walk(i, carry):
                     out, best, total = carry
                     index = lane * depth + lax.rem(taken + i, depth)
-                    start = (first + i * lanes) * BLOCK
+                    start = (lowest + i * lanes) * BLOCK
                     plgpu.barrier_wait(k_full.at[index])
 
                     def scores(accumulator):
@@ -223,7 +247,7 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
 
                 return taken + mine, following
 
-            lax.fori_loop(jnp.int32(0), turns, attend, (jnp.int32(0), ahead_of_time))
+            lax.fori_loop(jnp.int32(0), turns, attend, (jnp.int32(0), first))
             if lanes > 1:
                 @pl.when((lane == 0) & (turns > 0))
                 def _():
@@ -247,4 +271,4 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
                        plgpu.Barrier(num_arrivals=per_block, **ring), plgpu.Barrier(**ring),
                        plgpu.Barrier(num_arrivals=per_block, **ring), plgpu.Barrier(**ring),
                        *([plgpu.Barrier(), plgpu.Barrier()] if lanes > 1 else ())])
-    return kernel(q, cache, tables, work, number)
+    return kernel(q, cache, pages, work, number)

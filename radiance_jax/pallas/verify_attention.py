@@ -23,7 +23,7 @@ from radiance_jax.pallas.paged_attention import MASKED, Segments
 from radiance_jax.pallas.splits import BLOCK, ITEM, SplitShape, first_block, work_list
 from radiance_jax.pallas.streamed_attention import streamed_partials
 
-UNROLL = 4  # splits read together when they are combined
+TOGETHER = 32  # heads' statistics read at once when splits are combined
 THREADS = 128
 COPY = 256  # elements of one TMA copy, at most
 
@@ -183,17 +183,21 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
     width = share * size
     padded = -(-width // THREADS) * THREADS
     layout = plgpu.Layout.WG_STRIDED((padded,), vec_size=math.gcd(4, padded // THREADS))
+    unroll = min(max(TOGETHER // share, 2), most)
+    at = jnp.minimum(places.segment, count - 1)
+    position = segments.position[at]
+    last = position + segments.rows[at] - 1
+    begin = first_block(position, how.window) * BLOCK // how.split
+    # Everything a row must know to begin, side by side: one read, not a chain of them.
+    ways = jnp.stack([places.segment, places.index, begin, last // how.split + 1], axis=1).astype(jnp.int32)
 
-    def body(sums_g, total_g, top_g, segment_g, index_g, position_g, rows_g, o_g, o_s):
+    def body(sums_g, total_g, top_g, ways_g, o_g, o_s):
         row, group = lax.axis_index("row"), lax.axis_index("group")
         after_predecessor(interpret)
-        segment, own = segment_g[row], index_g[row]
+        segment, own, begin, end = (ways_g[row, i] for i in range(4))
 
         @pl.when(segment < count)
         def _():
-            last = position_g[segment] + rows_g[segment] - 1
-            begin = 0 if how.window is None else first_block(position_g[segment], how.window) * BLOCK // how.split
-            end = last // how.split + 1
             head = plgpu.broadcasted_iota(jnp.int32, (padded,), 0, layout=layout) // size
             full = lambda value: plgpu.layout_cast(jnp.full((padded,), value, jnp.float32), layout)  # noqa: E731
 
@@ -205,10 +209,10 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
 
             def some(i, carry):
                 out, best, total = carry
-                for j in range(UNROLL):
-                    split = begin + i * UNROLL + j
+                for j in range(unroll):
+                    split = begin + i * unroll + j
                     live = split < end
-                    at = jnp.minimum(split, most - 1)
+                    at = jnp.minimum(split, end - 1)
                     stats = [by_head([jnp.where(live, ref[at, segment, group, own * share + k], neutral) for k in range(share)])
                              for ref, neutral in ((top_g, MASKED), (total_g, 0.0))]
                     part = plgpu.load(sums_g.at[at, segment, group, pl.ds(own * width, padded)], layout=layout, optimized=False)
@@ -220,7 +224,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
                     best = top
                 return out, best, total
 
-            out, _, total = lax.fori_loop(0, pl.cdiv(end - begin, UNROLL), some, (full(0.0), full(MASKED), full(0.0)))
+            out, _, total = lax.fori_loop(0, pl.cdiv(end - begin, unroll), some, (full(0.0), full(MASKED), full(0.0)))
             if padded == width:
                 o_g.at[row, pl.ds(group * width, width)][...] = (out / total).astype(dtype)
                 return
@@ -235,7 +239,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
         body, kernel_name="attention_combine", out_type=shape(rows, groups * width, dtype=dtype), grid=(rows, groups), grid_names=("row", "group"),
         interpret=interpret, scratch_types=[plgpu.SMEM((padded,), dtype)])
     flat = sums.reshape(most, count, groups, ROWS * size)
-    return kernel(flat, totals, tops, places.segment, places.index, segments.position, segments.rows)
+    return kernel(flat, totals, tops, ways)
 
 
 def verify_attention(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segments, places: Places, *, share: int,
