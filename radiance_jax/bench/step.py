@@ -40,6 +40,7 @@ class StepConfig(Config):
     context: str = setting(str, "1024,8192", "tokens before the rows", BENCH)
     ways: str = setting(str, ",".join(WAYS), "exact: row-invariant products; mixed: XLA's in their place", BENCH)
     split: int = setting(int, 256, "positions of an attention split", BENCH, low=64)
+    lanes: int = setting(int, 0, "warpgroups that share a split in the streamed attention kernel; 0: the plain one", BENCH)
     bits: str = setting(str, "1,2,3,7,8,15,16,17,33,64,128,512", "row counts among which bits are compared", BENCH)
     profile: bool = setting(bool, True, "kernels by time, of one row behind the first context", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     result["copy_bandwidth"] = copy_bandwidth()
     from radiance_jax.bench.step_programs import Steps
 
-    steps = Steps(config.shape, config.split, max(numbers("context", config.context)) + 64)
+    steps = Steps(config.shape, config.split, config.lanes, max(numbers("context", config.context)) + 64)
     result |= {"weight_bytes": steps.weight_bytes, "steps": [], "bits": []}
     try:
         measure(config, steps, result)

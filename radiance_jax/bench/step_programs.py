@@ -38,13 +38,13 @@ def xla_product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, ga
 class Steps:
     BEFORE = 5  # rows of another sequence before those whose bits are compared
 
-    def __init__(self, shape: str, split: int, length: int):
+    def __init__(self, shape: str, split: int, lanes: int, length: int):
         self.config = parse_config({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-6,
                                     "max_position_embeddings": 65536, "hidden_act": "silu"} | SHAPES[shape])
         self.cut = partition(self.config, 1)
         length = max(length, BUCKETS[-1])
         self.pages = -(-length // PAGE)
-        self.how = SplitShape(split=split, most=-(-self.pages * PAGE // split))
+        self.how = SplitShape(split=split, lanes=lanes, most=-(-self.pages * PAGE // split))
         specs = llama.param_specs(self.config, self.cut, jnp.bfloat16)
         leaves, tree = jax.tree.flatten(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
         made = [self._random(i, spec.shape) for i, spec in enumerate(leaves)]
