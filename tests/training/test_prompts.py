@@ -174,8 +174,13 @@ def test_sources_give_prompts_and_never_answers(folder):
     assert not [text for _, _, text in found if "SECRET" in text]
 
 
-def test_the_build_drops_what_is_shared_double_or_too_long_and_counts_it(folder, tmp_path, capsys):
+def test_the_build_drops_what_is_shared_double_or_too_long_and_counts_it(folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
+    monkeypatch.setattr(build_prompts, "articles", lambda: [])  # thousands, which take seconds
+    monkeypatch.setattr(build_prompts, "plain", lambda: [templates.Template(task="qa", text="Now: why is that so?")])
+    assert build_prompts.main([str(folder), "--out", str(out)]) == 2
+    assert "templates must make no prompt" in capsys.readouterr().err and not out.exists()
+    monkeypatch.setattr(build_prompts, "plain", lambda: [templates.Template(task="qa", text="Now: is that so?")])
     assert build_prompts.main([str(folder), "--out", str(out)]) == 0
     counts = json.loads((out / "counts.json").read_text())
     assert counts["prompts"]["gsm8k/maths"] == {"read": 4, "too_long": 0, "twice": 0, "in_evaluation_sets": 1, "kept": 3}
