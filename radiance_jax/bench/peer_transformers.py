@@ -58,6 +58,7 @@ def load(path: Path, dtype, device: str):
             raise SystemExit(f"{path} does not fit transformers' {type(model).__name__}: without {sorted(lost)[:3]}, with "
                              f"{sorted(unknown)[:3]} that it does not know")
         model.tie_weights()
+    model.generation_config.eos_token_id = model.config.eos_token_id = None  # what a call leaves open is taken from here
     torch.set_grad_enabled(False)
     return model.to(device).eval()
 
