@@ -32,7 +32,7 @@ SHAPES = {
     "default": {"qkv": (576, 960, False), "out": (576, 576, False), "gate_up": (576, 1536, True), "down": (1536, 576, False),
                 "head": (576, 49152, False)},
 }
-FORMS = "0x256x4x132,0x256x2x264,2x256x4x132,2x128x4x132,2x512x4x132,1x256x4x132,2x256x2x132"
+FORMS = "0x256x4x132,0x256x2x264,2x256x4x132,2x128x4x132,1x256x4x132"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,9 @@ LANES = 0  # the attention kernel's form (SplitShape.lanes), where a head fits i
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Static choices of a forward pass in kernels. `split`: positions of the context that one thread block walks. The bits depend
-    on it and on `lanes`, so that both follow from the model alone. `interpret`: the interpreter to run them in (tests), None on a GPU."""
+    """Static choices of a forward pass in kernels. `split`: positions of the context that one thread block walks; `lanes`: the
+    form in which it does (`SplitShape`). The bits depend on both, so that they follow from the model alone. `interpret`: the
+    interpreter to run the kernels in (tests), None on a GPU."""
 
     split: int
     lanes: int = 0

@@ -40,7 +40,7 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
     _, groups, _, size = q.shape
     lanes, depth, page, dtype = how.lanes, how.stages // how.lanes, cache.shape[2], q.dtype
     if lanes not in (1, 2) or depth < 1:
-        raise ValueError(f"the streamed form takes 1 or 2 lanes and at least a stage for each; got {lanes} and {how.stages} stages")
+        raise ValueError(f"the streamed form takes 1 or 2 lanes and a stage for each at least; got {lanes} and {how.stages} stages")
     if size > LARGEST:
         raise ValueError(f"the streamed form takes heads of at most {LARGEST}, or its buffers do not fit; got {size}")
     count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
@@ -76,8 +76,8 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
             return group, segment, begin, blocks, numbers(turn, jnp.int32(0))
 
         def begin_with(read):
-            """What `read` gives for the first turn, and the number of turns. That one depends on all of the others (they are never
-            negative), or the compiler would read them one latency later."""
+            """What `read` gives for the first turn, and the number of turns. It is made to depend on all of that (which is never
+            negative), or the compiler would read the rest one latency later."""
             first = read(jnp.int32(0))
             together = reduce(jnp.minimum, jax.tree.leaves(first), jnp.int32(0)) + number_g[0]
             return first, lax.div(together * groups - walker + (walkers - 1), jnp.int32(walkers))
@@ -113,7 +113,8 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
 
                         @pl.when(live)
                         def _(j=j, index=index, so_far=so_far, these=these):
-                            for buffer, full, empty, part in ((k_s, k_full, k_empty, group), (v_s, v_full, v_empty, groups + group)):
+                            for buffer, full, empty, part in (
+                                    (k_s, k_full, k_empty, group), (v_s, v_full, v_empty, groups + group)):
                                 @pl.when(so_far >= depth)
                                 def _(empty=empty):
                                     plgpu.barrier_wait(empty.at[index])

@@ -5,6 +5,9 @@ split is a fixed number of positions, counted from position 0, and is walked in 
 ascending order. So a row meets the same keys in the same order whatever its segment, its mates and the pages' places; a
 block or split that is masked for it is neutral to the last bit (maximum unchanged, factor exactly 1, zero added).
 
+There are two forms: the one here, in which one warpgroup does everything, and the stream of `streamed_attention`, in which
+blocks of a split are dealt to lanes. Their bits differ; within a form nothing but `split` and `lanes` changes one.
+
 The queries of the heads that share a key head are rows of one wgmma tile: flat row j * share + i is head i of row j.
 """
 
