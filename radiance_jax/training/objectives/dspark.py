@@ -44,9 +44,9 @@ class DSparkLoss(Objective):
             terms["off"] = jnp.abs(jax.nn.sigmoid(score) - goal)
         return terms
 
-    def loss(self, terms: Terms, live: jax.Array) -> tuple[jax.Array, Terms]:
-        weights = self.decay(live)
-        parts = {name: mean(terms[name], weights) for name in ("ce", "l1", "bce", "off") if name in terms}
+    def loss(self, terms: Terms, live: jax.Array, whole: jax.Array) -> tuple[jax.Array, Terms]:
+        weights, all_weights = self.decay(live), self.decay(whole)
+        parts = {name: mean(terms[name], weights, all_weights) for name in ("ce", "l1", "bce", "off") if name in terms}
         by = {"ce": self.ce_weight, "l1": self.l1_weight, "bce": self.confidence_weight}
         return sum(weight * parts[name] for name, weight in by.items() if name in parts), parts
 
