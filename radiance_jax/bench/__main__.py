@@ -16,6 +16,7 @@ BENCHMARKS = {
     "policy": "drafting policies over recorded answers and prices of steps, in seconds and without a model",
     "wires": "all-reduces between devices by size and wire: bits, bytes sent, microseconds, relative error",
     "perplexity": "what lossy wires do to a model's perplexity",
+    "peers": "the same prompts and model through transformers and OpenAI servers, beside ours in one run",
     "http": "latency and tokens/s over HTTP: our server beside any OpenAI-compatible one, interleaved in one run",
 }
 PROG = "python -m radiance_jax.bench"

@@ -14,7 +14,7 @@ from typing import Any
 from radiance_jax.bench import record
 from radiance_jax.bench.config import FAST, FIXED, OFF, ON, SpeedConfig, numbers
 from radiance_jax.bench.door import FAILED, door
-from radiance_jax.bench.peers import LlamaCpp, peers_of
+from radiance_jax.bench.llama_cpp import LlamaCpp, peers_of
 from radiance_jax.bench.prompt_sets import Prompt, load
 from radiance_jax.bench.record import log
 from radiance_jax.flags import read_config

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from radiance_jax.bench.peers import LEAST_SHARE
+from radiance_jax.bench.llama_cpp import LEAST_SHARE
 
 Row = tuple[str, ...]
 

@@ -22,6 +22,7 @@ from radiance_jax.engine.state import NEURAL, PREFILL, STOPS, Results
 from radiance_jax.engine.stats import EngineStats
 from radiance_jax.errors import CapacityError, UserError
 from radiance_jax.models.rows import rows_computed
+from radiance_jax.spec import evidence
 from radiance_jax.spec.evidence import Depths
 from radiance_jax.spec.planner import Planner, Want
 from radiance_jax.text.output import TextStream
@@ -147,14 +148,18 @@ class Engine:
         return most if asked is None else min(asked, most)
 
     def _choose(self, wants: list[tuple[Sequence, int]], prompts: int) -> list[Depths]:
-        """The drafting policy's word for the next step."""
+        """The drafting policy's word for the next step; where nothing may be drafted it is not asked (nor told)."""
+        if not self.capacity.depth:
+            return [evidence.alike(0)] * len(wants)
         return self._planner.plan(
             [Want(sequence.id, self._cap(sequence, most), (sequence.params.draft_window or self.config.draft_window) == "fixed")
              for sequence, most in wants], prompts)
 
     def _learn(self, entry: Entry, results: Results) -> None:
         """Tells the drafting policy what a sequence's part of a step came to."""
-        sequence, slot = entry.sequence, results.slots[entry.slot]
+        if not self.capacity.depth:
+            return
+        sequence, slot = entry.sequence, results.slot_rows[entry.slot]
         tokens = sequence.tokens if self._cap(sequence, self.capacity.depth) else []
         if entry.mode == PREFILL:
             self._planner.read(sequence.id, tokens[:entry.first + entry.chunk])
@@ -162,8 +167,8 @@ class Engine:
             self._planner.drawn(sequence.id, tokens)
         elif slot[EMITTED]:
             deferred = self._planner.verified(
-                sequence.id, tokens, entry.depths, self._cap(sequence, entry.cap), int(slot[DRAFTS]),
-                min(int(slot[ACCEPTED]), int(slot[EMITTED])), neural=bool(slot[PROPOSER] == NEURAL))
+                sequence.id, tokens, entry.depths, self._cap(sequence, entry.cap), slot[DRAFTS],
+                min(slot[ACCEPTED], slot[EMITTED]), neural=slot[PROPOSER] == NEURAL)
             sequence.stats.num_deferred_proposals += deferred
 
     def _run(self) -> None:
@@ -224,17 +229,21 @@ class Engine:
             if ended:
                 self._forget(entry.sequence)
         prompts = sum(entry.chunk for entry in pending.plan.entries if entry.mode == PREFILL)
-        self._planner.stepped(pending.rows if self._tiles is None else live, now - begun, prompts)
+        rows = pending.rows if self._tiles is None else live
+        if self.capacity.depth:
+            self._planner.stepped(rows, now - begun, prompts)
+        elif not prompts:
+            self._planner.cost.observe(rows, now - begun)
         return now
 
     def _live_rows(self, pending: Pending, results: Results) -> int:
         live = 0
         for entry in pending.plan.entries:
-            slot = results.slots[entry.slot]
+            slot = results.slot_rows[entry.slot]
             if entry.mode == PREFILL:
                 live += entry.chunk
             elif slot[EMITTED]:  # else it had ended the step before, which the host did not know yet
-                live += 1 + int(slot[DRAFTS])
+                live += 1 + slot[DRAFTS]
         return live
 
     def _end(self, sequence_id: int, reason: str) -> None:

@@ -25,7 +25,7 @@ class Reader:
 
     def apply(self, entry: Entry, results: Results, top_ids: np.ndarray | None, tops: np.ndarray | None) -> bool:
         sequence = entry.sequence
-        first, emitted, ended, drafts, accepted, length, proposer = (int(x) for x in results.slots[entry.slot])
+        first, emitted, ended, drafts, accepted, length, proposer = results.slot_rows[entry.slot]
         assert not emitted or length == len(sequence.tokens) + emitted, "host and device disagree on a length"
 
         def logprob(row: int, token: int, count: int) -> TokenLogprob:

@@ -38,7 +38,9 @@ class Entry:
     @property
     def packed_depths(self) -> int:
         """As the device wants them."""
-        return evidence.pack(self.depths or evidence.alike(self.depth)) if self.mode == DECODE else 0
+        if self.mode != DECODE or not self.depth:  # `depth` bounds them all
+            return 0
+        return evidence.pack(self.depths or evidence.alike(self.depth))
 
     @property
     def most_rows(self) -> int:

@@ -7,6 +7,7 @@ One int32 array goes in per step and one comes out.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -150,8 +151,9 @@ def pack_plan(capacity: Capacity, slots: Sequence[tuple[int, int, int, int]],
     table entries to set first."""
     packed = np.full((capacity.slots + capacity.updates, 3), -1, np.int32)
     packed[: capacity.slots] = 0
-    for slot, mode, chunk, depth in slots:
-        packed[slot] = (mode, chunk, depth)
+    if slots:
+        taking = np.array(slots, np.int32)  # at once: there may be hundreds
+        packed[taking[:, 0]] = taking[:, 1:]
     assert len(pages) <= capacity.updates, "more page-table updates than a step carries"
     if pages:
         packed[capacity.slots:capacity.slots + len(pages)] = pages
@@ -169,6 +171,11 @@ class Results:
     slots: np.ndarray
     tokens: np.ndarray
     logprobs: np.ndarray
+
+    @cached_property
+    def slot_rows(self) -> list[list[int]]:
+        """`slots` as plain numbers: with hundreds of slots, taking them out one by one would cost as much as the step."""
+        return self.slots.tolist()
 
 
 SLOT_FIELDS = 7

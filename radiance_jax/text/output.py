@@ -32,6 +32,9 @@ class TextStream:
         """
         if self.stop_string is not None:
             return "", 0, self.stop_string
+        if not self._stops.looks:
+            self._exempt = max(self._exempt - len(token_ids), 0)
+            return self._detokenizer.push(token_ids), len(token_ids), None
         parts: list[str] = []
         for index, token in enumerate(token_ids):
             text = self._detokenizer.push((token,))

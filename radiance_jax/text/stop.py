@@ -15,6 +15,11 @@ class StopChecker:
         self._held = ""  # the longest end of the text so far that may begin a stop string
         self.found: str | None = None
 
+    @property
+    def looks(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def push(self, piece: str) -> tuple[str, str | None]:
         """(text given out, stop string completed by this piece or None). After a match nothing more comes."""
         if self.found is not None:

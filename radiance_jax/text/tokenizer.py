@@ -40,6 +40,7 @@ class Tokenizer:
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._bytes: dict[int, bytes] = {}  # of the tokens seen: asked for at every token of every answer
 
     @classmethod
     def from_model(cls, model: ModelFiles) -> Self:
@@ -75,6 +76,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes the token stands for, possibly part of a character; empty for an id without a token."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._bytes_of(token_id)
+        return known
+
+    def _bytes_of(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id) if token_id >= 0 else None
         if token is None:
             return b""

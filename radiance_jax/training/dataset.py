@@ -102,7 +102,7 @@ def part_name(number: int) -> str:
 
 
 class Answers:
-    """The answers of one split, in memory, in the order of the parts. Open with `Answers.open`."""
+    """The answers of one split, in memory, by number: in whichever order they were made. Open with `Answers.open`."""
 
     def __init__(self, folder: Path, manifest: Manifest, columns: Mapping[str, np.ndarray], chosen: np.ndarray):
         self.folder, self.manifest = folder, manifest
@@ -127,7 +127,7 @@ class Answers:
         if not len(chosen):
             raise UserError(f"the split {split} of {folder} must not be empty; it has none of its {len(hashes)} answers. "
                             "Generate more.", param="data")
-        return cls(folder, manifest, columns, chosen)
+        return cls(folder, manifest, columns, chosen[np.argsort(columns["number"][chosen])])
 
     def __len__(self) -> int:
         return len(self._chosen)

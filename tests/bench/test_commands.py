@@ -73,7 +73,7 @@ def test_speed_measures_every_cell_and_keeps_bits(tiny, cache, tmp_path, capsys,
             "--peer-models", tiny + "/config.json", *ENGINE, *cache]
     speed_peer = {"decode_tokens_per_s": 5.0, "overall_tokens_per_s": 4.0, "cpu_share": 0.5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("radiance_jax.bench.peers.LlamaCpp.run", lambda *_: {"model": "m.gguf", **speed_peer})
+        patch.setattr("radiance_jax.bench.llama_cpp.LlamaCpp.run", lambda *_: {"model": "m.gguf", **speed_peer})
         assert bench.main(["speed", *argv]) == 0
     table, fast = capsys.readouterr().out, ["off-fast f32"] if "fast" in modes else []
     assert all(each in table for each in fast) and "all equal (bit-exact: on)" in table and "(busy machine)" in table

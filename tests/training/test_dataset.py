@@ -50,12 +50,12 @@ def same(left, right) -> bool:
             == [(a.answer_start, a.source, a.temperature, a.prompt_hash, a.number) for a in right])
 
 
-@pytest.mark.parametrize("part_bytes", [1, 3000, 1 << 20])
+@pytest.mark.parametrize("part_bytes", [1, 800, 1 << 20])
 def test_answers_come_back_as_they_were_in_parts_of_any_size(tmp_path, part_bytes):
-    items = answers(300)
+    items = answers(80)
     write(tmp_path / "a", items, max_part_bytes=part_bytes)
     parts = sorted((tmp_path / "a").glob("part-*"))
-    assert len(parts) == {1: 300, 3000: len(parts), 1 << 20: 1}[part_bytes] and (part_bytes != 3000 or 4 < len(parts) < 30)
+    assert len(parts) == {1: 80, 800: len(parts), 1 << 20: 1}[part_bytes] and (part_bytes != 800 or 3 < len(parts) < 20)
     assert same(list(Answers.open(tmp_path / "a", "all")), items)
     assert {path.name for path in (tmp_path / "a").iterdir()} == {MANIFEST, *(part_name(i) for i in range(len(parts)))}
 
@@ -85,7 +85,7 @@ def test_the_split_is_a_function_of_the_words_of_a_prompt(tmp_path):
     train, held_out = (Answers.open(tmp_path / "a", split) for split in ("train", "held_out"))
     assert len(train) + len(held_out) == 2000 and 25 < len(held_out) < 110
     assert not {each.prompt_hash for each in train} & {each.prompt_hash for each in held_out}
-    assert {each.number for each in Answers.open(tmp_path / "b", "held_out")} == {each.number for each in held_out}
+    assert same(list(Answers.open(tmp_path / "b", "held_out")), list(held_out))  # made in another order, read in the same
     assert all(is_held_out(each.prompt_hash) for each in held_out) and not any(is_held_out(each.prompt_hash) for each in train)
     assert text_hash("How  many, eggs?") == text_hash("how many eggs") != text_hash("how many egg")
     assert text_hash("?!") != text_hash("!!")

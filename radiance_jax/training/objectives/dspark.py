@@ -36,7 +36,8 @@ class DSparkLoss(Objective):
         terms = {"ce": ce, "hit": hit}
         if not self.wants_target:
             return terms
-        terms["l1"] = jnp.abs(jax.nn.softmax(logits) - jax.nn.softmax(part.target_logits)).sum(-1)
+        law = jnp.exp(logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))  # shares the sum with the cross-entropy
+        terms["l1"] = jnp.abs(law - jax.nn.softmax(part.target_logits)).sum(-1)
         if part.drafter.confident:
             score = part.drafter.confidence_score(part.params, e, part.states)
             goal = jax.lax.stop_gradient(1 - terms["l1"] / 2)
