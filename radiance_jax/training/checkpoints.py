@@ -51,7 +51,8 @@ def save_best(out: Path, tensors: Tensors, facts: dict[str, Any]) -> None:
         return
     folder = out / BEST
     folder.mkdir(parents=True, exist_ok=True)
-    for name, write in ((WEIGHTS, lambda path: save_file(tensors, path)), (FACTS, lambda path: path.write_text(json.dumps(facts)))):
+    for name, write in ((WEIGHTS, lambda path: save_file(tensors, path)),
+                        (FACTS, lambda path: path.write_text(json.dumps(facts)))):
         write(folder / f".{name}")
         os.replace(folder / f".{name}", folder / name)
 

@@ -22,8 +22,8 @@ FREE_ON_RESUME = ("limit_minutes", "log_every", "cache_dir", "out")  # what chan
 class TrainConfig(Config):
     """Everything a run is made of. None: chosen from the target, or by the family."""
 
-    model: str | None = setting(str, None, "the target: a .rad file, a model folder, a GGUF file or a hub id (default: the default "
-                                "model)", MODEL)
+    model: str | None = setting(str, None, "the target: a .rad file, a model folder, a GGUF file or a hub id (default: the "
+                                "default model)", MODEL)
     dtype: Literal["bf16", "f32"] = setting(str, "bf16", "dtype of all products; masters are f32", MODEL, choices=("bf16", "f32"),
                                             synonyms={"bfloat16": "bf16", "float32": "f32"})
     mesh: str = setting(str, "dp=1,tp=1", "devices by axis: dp cuts the batch, tp the vocabulary", MODEL)
@@ -85,7 +85,6 @@ class TrainConfig(Config):
     save_every: int = setting(int, 500, "steps between checkpoints", RUN, low=1)
     log_every: int = setting(int, 20, "steps between lines of the log", RUN, low=1)
     chunk_rows: int = setting(int, 4096, "rows of logits that are in memory at once, on each device along dp", RUN, low=1)
-    keep_logits: bool = setting(bool, False, "logits stay in memory for the way back, else they are computed again", RUN)
     out: str = setting(str, "runs/drafter", "folder of log, checkpoints and drafter", RUN)
 
     def __post_init__(self) -> None:
@@ -161,5 +160,5 @@ def check_resumed(before: dict[str, Any], now: TrainConfig, where: str) -> None:
     values = TrainConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in before.items()}).values()
     for name, value in now.values().items():
         if name not in FREE_ON_RESUME and values[name] != value:
-            raise UserError(f"{name} must be {values[name]!r}, as it was when the run in {where} began; got {value!r}. Start a new "
-                            "run in another folder, or take the value back.", param=name)
+            raise UserError(f"{name} must be {values[name]!r}, as it was when the run in {where} began; got {value!r}. Start a "
+                            "new run in another folder, or take the value back.", param=name)

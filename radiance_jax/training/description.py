@@ -36,9 +36,11 @@ def describe(config: TrainConfig, target: ModelConfig, raw_target: Mapping[str, 
     if max(taps) >= target.num_layers:
         raise UserError(f"taps must be below the target's number of layers, {target.num_layers}; got {max(taps)}", param="taps")
     if config.mask_id is not None and config.mask_id >= target.vocab_size:
-        raise UserError(f"mask_id must be below the target's vocabulary of {target.vocab_size}; got {config.mask_id}", param="mask_id")
+        raise UserError(f"mask_id must be below the target's vocabulary of {target.vocab_size}; got {config.mask_id}",
+                        param="mask_id")
     if config.length > target.max_position:
-        raise UserError(f"length must be at most the target's context of {target.max_position}; got {config.length}", param="length")
+        raise UserError(f"length must be at most the target's context of {target.max_position}; got {config.length}",
+                        param="length")
     own: dict[str, Any] = {"block_size": config.block_size, "target_layer_ids": list(taps)}
     if config.mask_id is not None:
         own["mask_token_id"] = config.mask_id
@@ -46,8 +48,9 @@ def describe(config: TrainConfig, target: ModelConfig, raw_target: Mapping[str, 
         own |= {"conv_kernel_size": config.conv_reach, "conv_group_size": config.conv_group, "selector_rank": config.rank,
                 "selector_top_k": min(config.candidates, target.vocab_size)}
     elif config.family == "dspark":
-        own |= {"projector_type": "dspark", "attention_mode": "gqa", "markov_rank": config.rank, "markov_head_type": config.markov,
-                "enable_confidence_head": config.confidence, "confidence_head_with_markov": config.confidence,
+        own |= {"projector_type": "dspark", "attention_mode": "gqa", "markov_rank": config.rank,
+                "markov_head_type": config.markov, "enable_confidence_head": config.confidence,
+                "confidence_head_with_markov": config.confidence,
                 "sample_from_anchor": True}
     raw = {
         "architectures": [ARCHITECTURES[config.family]], "model_type": "qwen3", "hidden_size": target.width,

@@ -21,6 +21,7 @@ def export(folder: Path, raw: dict[str, Any], tensors: Tensors, target: ModelCon
     stored = {name: np.ascontiguousarray(value.astype(ml_dtypes.bfloat16)) for name, value in tensors.items()}
     save_file(stored, folder / ".model.safetensors", metadata={"format": "pt"})
     os.replace(folder / ".model.safetensors", folder / "model.safetensors")
+    os.chmod(folder / "model.safetensors", 0o644)  # the library makes it the user's own
     (folder / "config.json").write_text(json.dumps(raw | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
     check_fits(str(folder), open_drafter(folder).drafter, target)
     return sum(value.nbytes for value in stored.values())

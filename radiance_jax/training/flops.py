@@ -1,4 +1,4 @@
-"""Arithmetic of one step, counted from shapes: a multiply and an add are two; what is computed twice to save memory counts once."""
+"""Arithmetic of one step, counted from shapes: a multiply and an add are two."""
 
 from radiance_jax.models.draft.backbone import BlockDrafter
 from radiance_jax.training.config import TrainConfig

@@ -25,7 +25,7 @@ from radiance_jax.training.blocks import (
 )
 from radiance_jax.training.config import TrainConfig
 from radiance_jax.training.kept import Kept
-from radiance_jax.training.objectives.base import KEEP, Objective, Part, Terms
+from radiance_jax.training.objectives.base import Objective, Part, Terms
 from radiance_jax.training.sharding import BATCH, by_batch, whole
 from radiance_jax.training.target import Target
 
@@ -73,12 +73,7 @@ class Programs:
         taps, last = kept.states(batch) if kept else target_.states(target_params, self.target, batch.tokens)
         blocks = blocks_at(batch, *choose_anchors(key, batch, self.config.anchors), self.drafter.block)
 
-        def loss(masters: Any) -> tuple[jax.Array, Any]:
-            terms = self.terms(masters, target_params, taps, last, blocks)
-            value, parts = self.objective.loss(terms, blocks.live)
-            return value, (parts, terms["hit"])
-
-        (value, (parts, hit)), slope = jax.value_and_grad(loss, has_aux=True)(state.masters)
+        value, parts, hit, slope = self.loss_and_slope(state.masters, target_params, taps, last, blocks)
         norm = optax.tree.norm(slope)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         update, moments = self.optimiser.update(slope, state.moments, state.masters)
@@ -91,36 +86,46 @@ class Programs:
         return new, {"loss": value, "norm": norm, "rate": rate, "finite": finite, "reached": reached.sum((0, 1)),
                      "accepted": run.sum((0, 1)), "tokens": batch.length.sum(), **{f"loss_{k}": v for k, v in parts.items()}}
 
-    def terms(self, masters: Any, target_params: Any, taps: jax.Array, last: jax.Array, blocks: Blocks) -> Terms:
-        """The objective's numbers [B, A, N] of all blocks, from logits of some anchors at a time."""
-        dtype = DTYPES[self.config.dtype]
-        params = jax.tree.map(lambda w: w.astype(dtype), masters)
+    def loss_and_slope(self, masters: Any, target_params: Any, taps: jax.Array, last: jax.Array,
+                       blocks: Blocks) -> tuple[jax.Array, Terms, jax.Array, Any]:
+        """The loss, what is logged beside it, `hit` [B, A, N], and the gradient of the masters.
+
+        Logits are made for some anchors of all sequences at a time, and their way back follows at once: it ends at the
+        drafter's states, and goes on from there when all parts are done.
+        """
+        dtype, shape = DTYPES[self.config.dtype], blocks.labels.shape
         shared = shared_ends(target_params, self.target)
-        states = block_states(self.drafter, params, shared, taps, blocks)
-        count = part_of(blocks.position.shape, self.drafter.block, self.config.chunk_rows * self.mesh.shape[BATCH])
-        given = {"states": states, "labels": blocks.labels, "before": blocks.before}
+        cast = lambda tree: jax.tree.map(lambda w: w.astype(dtype), tree)  # noqa: E731
+        states, back = jax.vjp(lambda masters: block_states(self.drafter, cast(masters), shared, taps, blocks), masters)
+        given = {"labels": blocks.labels, "before": blocks.before, "live": blocks.live}
         if self.objective.wants_target:  # the law of the token at a place is the target's behind the place before
             place = jnp.minimum(blocks.position[..., None] + jnp.arange(self.drafter.block), last.shape[1] - 1)
             rows = jnp.take_along_axis(last, place.reshape(place.shape[0], -1, 1), axis=1)
             given["law"] = rows.reshape(*place.shape, -1)
 
-        def part(given: dict[str, jax.Array]) -> Terms:
-            shape = given["labels"].shape
+        def part(masters: Any, states: jax.Array, given: dict[str, jax.Array]) -> tuple[jax.Array, tuple[Terms, jax.Array]]:
             flat = {name: x.reshape(-1, *x.shape[3:]) for name, x in given.items()}
-            law = flat.pop("law", None)
-            logits = None if law is None else target_.logits(target_params, self.target, law)
-            terms = self.objective.terms(Part(drafter=self.drafter, params=params, masters=masters, shared=shared,
-                                              target_logits=logits, **flat))
-            return {name: x.reshape(shape) for name, x in terms.items()}
+            logits = target_.logits(target_params, self.target, flat["law"]) if "law" in flat else None
+            terms = self.objective.terms(Part(
+                drafter=self.drafter, params=cast(masters), masters=masters, shared=shared, labels=flat["labels"],
+                states=states.reshape(-1, states.shape[-1]), before=flat["before"], target_logits=logits))
+            terms = {name: x.reshape(given["labels"].shape) for name, x in terms.items()}
+            loss, beside = self.objective.loss(terms, given["live"], blocks.live)
+            return loss, ({"loss": loss, **beside}, terms["hit"])
 
-        if not self.config.keep_logits:
-            part = jax.checkpoint(part, policy=jax.checkpoint_policies.save_only_these_names(KEEP))
-        split = jax.tree.map(lambda x: self._parts(x, count), given)
-        _, terms = lax.scan(lambda _, given: (None, part(given)), None, split)
-        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(blocks.labels.shape), terms)
+        def one(slope: Any, given: tuple) -> tuple[Any, tuple]:
+            (slope_here, of_states), found = jax.grad(part, argnums=(0, 1), has_aux=True)(masters, *given)
+            return jax.tree.map(jnp.add, slope, slope_here), (*found, of_states)
+
+        count = part_of(blocks.position.shape, self.drafter.block, self.config.chunk_rows * self.mesh.shape[BATCH])
+        split = jax.tree.map(lambda x: self._parts(x, count), (states, given))
+        slope, (values, hit, of_states) = lax.scan(one, jax.tree.map(jnp.zeros_like, masters), split)
+        (through_states,) = back(jnp.moveaxis(of_states, 0, 1).reshape(states.shape))
+        values = jax.tree.map(lambda x: x.sum(0), values)
+        return (values.pop("loss"), values, jnp.moveaxis(hit, 0, 1).reshape(shape), jax.tree.map(jnp.add, slope, through_states))
 
     def _parts(self, x: jax.Array, count: int) -> jax.Array:
-        """[B, A, ...] to [A / count, B, count, ...]: every part has some of all sequences, so that all devices work on it."""
+        """[B, A, ...] to [A / count, B, count, ...]: a part has some blocks of every sequence, so that all devices work on it."""
         x = jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 1, 0)
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(None, BATCH)))
 

@@ -51,8 +51,8 @@ def prepare(config: TrainConfig, resume: bool) -> Path:
             raise UserError(f"--resume needs a run to go on with; {out} holds none", param="resume")
         check_resumed(json.loads(held.read_text()), config, str(out))
     elif held.exists():
-        raise UserError(f"out must be a folder without a run; {out} holds one. Go on with it by --resume, or give another folder.",
-                        param="out")
+        raise UserError(f"out must be a folder without a run; {out} holds one. Go on with it by --resume, or give another "
+                        "folder.", param="out")
     out.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
         held.write_text(json.dumps(config.values(), indent=1) + "\n")
@@ -134,13 +134,14 @@ class Run:
         if numbers["finite"]:
             return numbers
         answers = [self.trainer.rows.answers[int(i)] for i in batch.index]
-        facts = {"step": step, "loss": str(numbers["loss"]), "norm": str(numbers["norm"]), "answers": [int(i) for i in batch.index],
+        facts = {"step": step, "loss": str(numbers["loss"]), "norm": str(numbers["norm"]),
+                 "answers": [int(i) for i in batch.index],
                  "numbers": [a.number for a in answers], "prompt_hash": [a.prompt_hash for a in answers]}
         where = self.out / f"{BAD}-{jax.process_index()}.json"
         where.write_text(json.dumps(facts, indent=1))
         np.savez(where.with_suffix(".npz"), tokens=batch.tokens, answer_start=batch.answer_start, length=batch.length)
         raise TrainingFailed(f"the loss or its gradient was not finite in step {step} (loss {facts['loss']}, gradient "
-                             f"{facts['norm']}); the batch is in {where}. The weights before it are in the last checkpoint: look at "
+                             f"{facts['norm']}); the batch is in {where}. Earlier weights are in the last checkpoint: look at "
                              "the answers, or train with a lower rate.")
 
     def speak(self, window: Window) -> None:

@@ -22,8 +22,8 @@ BATCH, VOCAB = "dp", "tp"
 def training_mesh(dp: int, tp: int) -> Mesh:
     devices = jax.devices()
     if dp * tp > len(devices):
-        raise UserError(f"mesh dp={dp},tp={tp} needs {dp * tp} devices; {len(devices)} of platform {devices[0].platform!r} visible",
-                        param="mesh")
+        raise UserError(f"mesh dp={dp},tp={tp} needs {dp * tp} devices; {len(devices)} of platform "
+                        f"{devices[0].platform!r} visible", param="mesh")
     if dp * tp < len(devices) and jax.process_count() > 1:
         raise UserError(f"mesh must use all {len(devices)} devices where there are several processes; got dp={dp},tp={tp}",
                         param="mesh")

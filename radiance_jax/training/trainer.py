@@ -80,14 +80,18 @@ class Trainer:
     def of(cls, subject: Subject, log: Log) -> Self:
         """Reads answers and weights, compiles. Raises `UserError` for answers that are another target's or too few."""
         config, drafter = subject.config, subject.drafter
-        answers = {split: Answers.open(config.data, split, target=target_fingerprint(subject.source)) for split in ("train", "held_out")}
-        chosen = share_of(usable(answers["train"], config.length), config.share)
+        said = target_fingerprint(subject.source)
+        answers = {split: Answers.open(config.data, split, target=said) for split in ("train", "held_out")}
+        fit = usable(answers["train"], config.length)
+        chosen = share_of(fit, config.share)
         look = np.random.default_rng(0).permutation(usable(answers["held_out"], config.length))[:config.eval_answers]
         if not len(look):
             raise UserError(f"data must have held-out answers that begin within length={config.length}; {config.data} has none",
                             param="data")
         rows = Padded(answers["train"], chosen, config.length)
-        log(f"data: {len(rows)} training answers, {len(look)} held-out ones of {config.data}")
+        count = len(answers["train"])
+        log(f"data: {len(rows)} of {count} training answers ({count - len(fit)} begin too late for length={config.length}), "
+            f"{len(look)} held-out ones of {config.data}")
         mesh, dtype = training_mesh(*config.axes), DTYPES[config.dtype]
         kind = target.attention_for(mesh.devices.flat[0].platform, dtype, subject.model.head_size, log)
         described = target.Target(config=subject.model, cut=subject.cut, taps=drafter.taps, attention=kind)

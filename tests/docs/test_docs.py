@@ -1,6 +1,7 @@
 """The pages under docs/ say what the code does."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from radiance_jax.engine.stats import EngineStats
@@ -8,10 +9,12 @@ from radiance_jax.flags_page import flags_page
 from radiance_jax.server import metrics
 from radiance_jax.server.app import ROUTES
 from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
+from radiance_jax.settings import rule_of
+from radiance_jax.training.config import TrainConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "drafters", "new_drafter",
-                                          "policy", "wires", "training_data")]
+                                          "policy", "wires", "training", "training_data")]
 
 
 def text(name: str) -> str:
@@ -63,3 +66,8 @@ def test_lines_are_no_longer_than_120_outside_tables_and_code():
         lines = page.read_text(encoding="utf-8").splitlines()
         long = [line for line in lines if len(line) > 120 and not line.startswith("|")]
         assert not long, (page.name, long)
+
+
+def test_every_key_of_a_training_run_is_documented():
+    for item in fields(TrainConfig):
+        assert f"| `{item.name}` | " in text("training.md") and rule_of(item).help in text("training.md"), item.name

@@ -54,7 +54,7 @@ WEIGHTS = LIVE * np.exp(-np.arange(N) / 4.0)
 
 def whole(objective, part):
     terms = jax.tree.map(lambda x: np.asarray(x).reshape(1, 2, N), objective.terms(part))
-    loss, parts = objective.loss(jax.tree.map(jnp.asarray, terms), jnp.asarray(LIVE))
+    loss, parts = objective.loss(jax.tree.map(jnp.asarray, terms), jnp.asarray(LIVE), jnp.asarray(LIVE))
     return terms, float(loss), {name: float(value) for name, value in parts.items()}
 
 

@@ -51,7 +51,7 @@ def test_the_target_equals_transformers_and_taps_what_it_says(variant):
 
 KINDS = {"plain": {"layers": 1}, "windowed and causal": {"window": 6, "causal": True}, "windowed": {"window": 3, "layers": 1},
          "a mask token": {"mask_id": 7, "taps": (0,)}}
-FAST = {("dflash", "plain"), ("dflash2", "windowed")}
+FAST = {("dspark", "windowed")}
 
 
 @pytest.mark.parametrize("family,kind", [

@@ -59,8 +59,8 @@ def test_a_run_that_was_killed_ends_at_the_same_bits(trainer, tmp_path):
 
 
 def test_states_that_are_kept_are_those_that_are_computed_in_every_step(script, trainer, tmp_path):
-    """Also with logits that are kept: memory and time change, the sums but for rounding do not."""
-    config = training_script.config(*script, tmp_path, family="dflash", states="kept", keep_logits=True, chunk_rows=10**6)
+    """Memory and time change, the sums but for rounding do not."""
+    config = training_script.config(*script, tmp_path, family="dflash", states="kept", chunk_rows=10**6)
     lines: list[str] = []
     kept = Trainer.of(Subject.of(config, lines.append), lines.append)
     assert any(line.startswith("states: ") for line in lines)

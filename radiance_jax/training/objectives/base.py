@@ -1,8 +1,8 @@
 """The interface of an objective, and what all of them use.
 
-Logits over the vocabulary are too many to keep for a whole batch, so an objective works in two halves: `terms` turns the
-logits of some blocks into a few numbers a row, one part of the batch after the other and again on the way back; `loss`
-puts the numbers of all rows together.
+Logits over the vocabulary are too many to keep for a whole batch, so a batch is taken part by part, each with its own way
+back. `terms` turns the logits of a part's blocks into a few numbers a row, and `loss` gives the part's share of the whole
+loss: shares add up to it.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,6 @@ from radiance_jax.training.blocks import ALONE
 from radiance_jax.training.config import TrainConfig
 
 Terms = dict[str, jax.Array]
-KEEP = "keep"  # name of what is not computed again on the way back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,9 @@ class Objective:
         """Numbers [R] of each row. `hit` bool: the greedy choice, given that all before it were right, is the label."""
         raise NotImplementedError
 
-    def loss(self, terms: Terms, live: jax.Array) -> tuple[jax.Array, Terms]:
-        """Terms and `live` [B, A, N] to what is minimised, and to what is logged beside it."""
+    def loss(self, terms: Terms, live: jax.Array, whole: jax.Array) -> tuple[jax.Array, Terms]:
+        """Terms and `live` [B, C, N] of a part to its share of what is minimised, and of what is logged beside it; `whole`
+        [B, A, N]: what is live in the batch."""
         raise NotImplementedError
 
     def decay(self, live: jax.Array) -> jax.Array:
@@ -73,5 +73,6 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
     return jax.nn.logsumexp(logits, axis=-1) - right, jnp.argmax(logits, axis=-1) == labels
 
 
-def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    return (values * weights).sum() / jnp.maximum(weights.sum(), 1e-9)
+def mean(values: jax.Array, weights: jax.Array, whole: jax.Array) -> jax.Array:
+    """A part's share of the mean of `values` by `weights`, which for the batch are `whole`."""
+    return (values * weights).sum() / jnp.maximum(whole.sum(), 1e-9)

@@ -21,8 +21,8 @@ class DFlashLoss(Objective):
         ce, hit = cross_entropy(part.logits(), part.labels)
         return {"ce": ce, "hit": hit}
 
-    def loss(self, terms: Terms, live: jax.Array) -> tuple[jax.Array, Terms]:
-        loss = mean(terms["ce"], self.decay(live))
+    def loss(self, terms: Terms, live: jax.Array, whole: jax.Array) -> tuple[jax.Array, Terms]:
+        loss = mean(terms["ce"], self.decay(live), self.decay(whole))
         return loss, {"ce": loss}
 
 
@@ -34,10 +34,10 @@ class DPaceLoss(DFlashLoss):
     def of(cls, config: TrainConfig) -> Self:
         return cls(gamma=config.gamma, smoothing=config.smoothing)
 
-    def loss(self, terms: Terms, live: jax.Array) -> tuple[jax.Array, Terms]:
+    def loss(self, terms: Terms, live: jax.Array, whole: jax.Array) -> tuple[jax.Array, Terms]:
         weights = jax.lax.stop_gradient(self.weights(terms["ce"], live))
-        blocks = jnp.maximum(live[..., 0].sum(), 1)
-        return (weights * terms["ce"]).sum() / blocks, {"ce": mean(terms["ce"], live)}
+        blocks = jnp.maximum(whole[..., 0].sum(), 1)
+        return (weights * terms["ce"]).sum() / blocks, {"ce": mean(terms["ce"], live, whole)}
 
     def weights(self, ce: jax.Array, live: jax.Array) -> jax.Array:
         """[B, A, N]: what a slot adds to the expected length, it and those behind it."""

@@ -11,11 +11,10 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from radiance_jax.models.layers import product
 from radiance_jax.training.config import TrainConfig
-from radiance_jax.training.objectives.base import KEEP, Objective, Part, Terms, cross_entropy, mean
+from radiance_jax.training.objectives.base import Objective, Part, Terms, cross_entropy, mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class DFlash2Loss(Objective):
     def terms(self, part: Part) -> Terms:
         logits, labels = part.logits(), part.labels
         ce, _ = cross_entropy(logits, labels)
-        found = checkpoint_name(jax.lax.top_k(jax.lax.stop_gradient(logits), part.drafter.candidates)[1], KEEP)
+        found = jax.lax.top_k(jax.lax.stop_gradient(logits), part.drafter.candidates)[1]
         missing = ~(found == labels[:, None]).any(-1)
         chosen = found.at[:, -1].set(jnp.where(missing, labels, found[:, -1]))
         z = product(part.states, part.params["selector"])
@@ -43,6 +42,6 @@ class DFlash2Loss(Objective):
         best = jnp.argmax(jax.lax.stop_gradient(scores(found)), axis=-1)[:, None]
         return {"ce": ce, "among": among, "hit": jnp.take_along_axis(found, best, axis=-1)[:, 0] == labels, "missing": missing}
 
-    def loss(self, terms: Terms, live: jax.Array) -> tuple[jax.Array, Terms]:
-        ce, among = mean(terms["ce"], self.decay(live)), mean(terms["among"], live)
-        return ce + self.weight * among, {"ce": ce, "candidates": among, "missing": mean(terms["missing"], live)}
+    def loss(self, terms: Terms, live: jax.Array, whole: jax.Array) -> tuple[jax.Array, Terms]:
+        ce, among = mean(terms["ce"], self.decay(live), self.decay(whole)), mean(terms["among"], live, whole)
+        return ce + self.weight * among, {"ce": ce, "candidates": among, "missing": mean(terms["missing"], live, whole)}

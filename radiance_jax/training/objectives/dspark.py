@@ -36,7 +36,8 @@ class DSparkLoss(Objective):
         terms = {"ce": ce, "hit": hit}
         if not self.wants_target:
             return terms
-        terms["l1"] = jnp.abs(jax.nn.softmax(logits) - jax.nn.softmax(part.target_logits)).sum(-1)
+        law = jnp.exp(logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))  # shares the sum with the cross-entropy
+        terms["l1"] = jnp.abs(law - jax.nn.softmax(part.target_logits)).sum(-1)
         if part.drafter.confident:
             score = part.drafter.confidence_score(part.params, e, part.states)
             goal = jax.lax.stop_gradient(1 - terms["l1"] / 2)
@@ -44,9 +45,9 @@ class DSparkLoss(Objective):
             terms["off"] = jnp.abs(jax.nn.sigmoid(score) - goal)
         return terms
 
-    def loss(self, terms: Terms, live: jax.Array) -> tuple[jax.Array, Terms]:
-        weights = self.decay(live)
-        parts = {name: mean(terms[name], weights) for name in ("ce", "l1", "bce", "off") if name in terms}
+    def loss(self, terms: Terms, live: jax.Array, whole: jax.Array) -> tuple[jax.Array, Terms]:
+        weights, all_weights = self.decay(live), self.decay(whole)
+        parts = {name: mean(terms[name], weights, all_weights) for name in ("ce", "l1", "bce", "off") if name in terms}
         by = {"ce": self.ce_weight, "l1": self.l1_weight, "bce": self.confidence_weight}
         return sum(weight * parts[name] for name, weight in by.items() if name in parts), parts
 
