@@ -117,7 +117,7 @@ def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask], Drafter 
     prompts = prompt_sets.read(prompt_sets.FOLDER / f"{PROMPTS}.jsonl", PROMPTS)[:config.prompts]
     prompts = prompt_sets.encode(prompts, tokenizer, ChatTemplate.from_model(model, tokenizer))
     settings = parse_config(model.config)
-    drafter, _ = container_drafter(model, settings)
+    drafter, _ = container_drafter(model, settings, config.drafter)
     deepest = min(max(config.depth_list()), drafter.block if drafter else MAX_DRAFT_DEPTH)
     limit = min(settings.max_position, config.max_model_len or 2**31)
     need = max(len(each.ids) for each in prompts) + config.max_tokens

@@ -157,7 +157,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     path = locate_model(config.model, log=log) if config.model else ensure_default_model(cache_dir, chosen.dtype)
     model = open_model(path)
     settings = parse_config(model.config)
-    drafter, draft_tensors = hooks.drafter or container_drafter(model, settings)
+    drafter, draft_tensors = hooks.drafter or container_drafter(model, settings, config.drafter)
     chosen = choose(config, platform, drafter, capability)
     cut = partition(settings, mesh.size, FF_MULTIPLE if chosen.kernels else 1)
     if chosen.kernels:
@@ -273,9 +273,11 @@ def rules_of(config: EngineConfig, chosen: Choices, drafter: Drafter | None) -> 
                  short_from=config.draft_short_from if isinstance(config.draft_short_from, int) else NEVER)
 
 
-def container_drafter(model: Source, settings: ModelConfig) -> tuple[Drafter, Callable[[str], Any]] | tuple[None, None]:
-    """The drafter in the model's file and its tensors by name. Raises `ModelError` where it does not fit the target."""
-    found = drafter_of(model)
+def container_drafter(model: Source, settings: ModelConfig,
+                      wanted: str = "auto") -> tuple[Drafter, Callable[[str], Any]] | tuple[None, None]:
+    """The drafter in the model's file and its tensors by name; none if it is `off`. Raises `ModelError` where it does not fit
+    the target."""
+    found = drafter_of(model) if wanted == "auto" else None
     if found is None:
         return None, None
     check_fits(str(model.path), found.drafter, settings)
