@@ -15,7 +15,7 @@ MODEL, DATA, DRAFTER, OBJECTIVE, OPTIMISER, RUN = "target", "data", "drafter", "
 FAMILIES = ("dflash", "dflash2", "dspark")
 OBJECTIVES = {"dflash": "dflash", "dpace": "dflash", "dflash2": "dflash2", "dspark": "dspark"}  # objective -> family
 MESH_AXES = ("dp", "tp")
-FREE_ON_RESUME = ("limit_minutes", "log_every", "cache_dir", "out")  # what changes no weight
+FREE_ON_RESUME = ("limit_minutes", "log_every", "cache_dir", "out", "rad")  # what changes no weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,7 @@ class TrainConfig(Config):
     log_every: int = setting(int, 20, "steps between lines of the log", RUN, low=1)
     chunk_rows: int = setting(int, 4096, "rows of logits that are in memory at once, on each device along dp", RUN, low=1)
     out: str = setting(str, "runs/drafter", "folder of log, checkpoints and drafter", RUN)
+    rad: str | None = setting(str, None, "the target with the drafter in it, a .rad file to write at the end", RUN)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,6 +108,8 @@ class TrainConfig(Config):
             raise UserError(f"batch must be a multiple of dp={sizes['dp']} in mesh; got {self.batch}", param="batch")
         if self.block_size >= self.length:
             raise UserError(f"length must be more than block_size ({self.block_size}); got {self.length}", param="length")
+        if self.rad is not None and not self.rad.endswith(".rad"):
+            raise UserError(f"rad must end in .rad; got {self.rad!r}", param="rad")
         if len(set(self.taps)) < len(self.taps):
             raise UserError(f"taps must name each layer once; got {list(self.taps)}", param="taps")
 

@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from radiance_jax.container.conversion import convert
 from radiance_jax.container.drafter import check_fits, open_drafter
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.training.parameters import Tensors
@@ -25,8 +24,3 @@ def export(folder: Path, raw: dict[str, Any], tensors: Tensors, target: ModelCon
     (folder / "config.json").write_text(json.dumps(raw | {"torch_dtype": "bfloat16"}, indent=2) + "\n")
     check_fits(str(folder), open_drafter(folder).drafter, target)
     return sum(value.nbytes for value in stored.values())
-
-
-def merge(target: Path, folder: Path, out: Path, dtype: str) -> None:
-    """The target with the drafter in it, one `.rad`."""
-    convert(target, out, dtype, overwrite=True, draft_path=folder)

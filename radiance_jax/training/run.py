@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from radiance_jax.container.conversion import convert
 from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.training.blocks import Batch
 from radiance_jax.training.checkpoints import Checkpoints, best_facts, best_tensors, save_best
@@ -124,7 +125,7 @@ class Run:
         while under_way:
             window.add(self.check(*under_way.popleft()))
         if window.steps:
-            self.seconds += window.seconds
+            self.seconds += window.seconds + time.monotonic() - began
         self.last = self.look()
         self.save()
 
@@ -245,7 +246,11 @@ def train(config: TrainConfig, *, resume: bool, command: str, log: Log, began: f
 
 
 def publish(subject: Subject, out: Path) -> tuple[Path, int]:
-    """Writes the best drafter of a run in the public layout; returns folder and bytes. Raises `UserError` where there is none."""
+    """Writes the best drafter of a run in the public layout, and merged if the configuration says so; returns folder and bytes.
+    Raises `UserError` where there is none."""
     if best_facts(out) is None:
         raise UserError(f"{out} must hold a run that has looked at its held-out answers; it holds none", param="out")
-    return out / DRAFTER, export(out / DRAFTER, subject.raw, best_tensors(out), subject.model)
+    nbytes = export(out / DRAFTER, subject.raw, best_tensors(out), subject.model)
+    if subject.config.rad is not None:
+        convert(subject.path, subject.config.rad, subject.config.dtype, overwrite=True, draft_path=out / DRAFTER)
+    return out / DRAFTER, nbytes

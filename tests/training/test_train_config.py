@@ -31,6 +31,7 @@ def test_wrong_values_are_refused():
     refused("length", r"more than block_size \(16\); got 16", length=16, block_size=16)
     refused("taps", "each layer once", taps=(3, 3))
     refused("data", "data must be given", data=None)
+    refused("rad", "rad must end in .rad; got 'm.gguf'", rad="m.gguf")
     refused("steps", "steps or limit_minutes must be given", steps=None)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from radiance_jax.container.conversion import convert
-from radiance_jax.container.drafter import open_drafter
+from radiance_jax.container.drafter import drafter_of, open_drafter
+from radiance_jax.container.source import open_model
 from radiance_jax.train import main
 from radiance_jax.training.checkpoints import best_tensors
 from tests.engine.conftest import Harness
@@ -104,8 +105,10 @@ def test_killed_at_any_time_and_gone_on_with_it_ends_at_the_same_bits(script, tm
 
 def test_a_limit_in_minutes_is_kept(script, tmp_path):
     began = time.monotonic()
-    assert run(script, tmp_path / "out", steps="null", limit_minutes=0.75, eval_every=10**6, save_every=10**6) == 0
+    assert run(script, tmp_path / "out", steps="null", limit_minutes=0.75, eval_every=10**6, save_every=10**6,
+               rad=tmp_path / "m.rad") == 0
     assert time.monotonic() - began < 60
     record = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert record["seconds"] < 50 and record["steps"] >= 1 and record["planned_steps"] >= record["steps"]
     assert (tmp_path / "out" / "drafter" / "config.json").exists()
+    assert drafter_of(open_model(tmp_path / "m.rad")).raw["architectures"] == ["DSparkDraftModel"]
