@@ -45,7 +45,8 @@ def write(engine: EngineConfig, ways: dict[str, list[Prompt]], params: SamplingP
     if need > limit:
         raise UserError(f"prompt and answer must fit the model's context of {limit} tokens; the longest needs {need}", param="prompts")
     room = min(max(1 << (need - 1).bit_length(), LEAST_CONTEXT), limit)
-    one = Engine.load(EngineConfig(**vars(engine) | {"max_model_len": room, "max_num_seqs": LIVE, "spec_ngram": 0}), log)
+    one = Engine.load(EngineConfig(**vars(engine) | {"max_model_len": room, "max_num_seqs": LIVE, "spec_ngram": 0,
+                                        "draft_window": "fixed"}), log)
     texts, first = {}, None
     try:
         for name, prompts in ways.items():

@@ -160,7 +160,8 @@ def test_where_no_reading_is_better_the_level_is_judged(accepted, says):
 
 # ---- on a drafter that has learnt its texts ----
 
-ASKED = ["--dtype", "f32", "--temperature", "1", "--seed", "11", "--ignore-eos", "--max-tokens", str(overfit.LENGTH - overfit.PROMPT)]
+ASKED = ["--dtype", "f32", "--temperature", "1", "--seed", "11", "--ignore-eos", "--max-tokens", str(overfit.LENGTH - overfit.PROMPT),
+         "--row-tile", "4"]
 
 
 @pytest.fixture(scope="module")
