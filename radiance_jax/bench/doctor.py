@@ -41,8 +41,8 @@ class DoctorConfig(EngineConfig):
     max_tokens: int = setting(int, 48, "tokens of an answer, at most", BENCH, low=3)
     ignore_eos: bool = setting(bool, False, "go on after the model's end token", BENCH)
     temperature: float = setting(float, 0.0, "of the answers, drawn with --seed", BENCH, low=0, high=100)
-    plant: str | None = setting(str, None, f"faults to plant, one after the other: {ALL}, or some of {', '.join(readings.PLANTED)} "
-                                "(default: none)", BENCH)
+    plant: str | None = setting(str, None, f"faults to plant, one after the other: {ALL}, or some of "
+                                f"{', '.join(readings.PLANTED)} (default: none)", BENCH)
     limit_minutes: float | None = setting(float, None, "ends after so long with what was tried (default: when all is)", BENCH,
                                           low=0.1)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
@@ -162,7 +162,7 @@ def examine(config: DoctorConfig, argv: Sequence[str], started: float) -> dict[s
     base = readings.declared(drafter, next(iter(texts)))
     log("-- the texts are replayed --")
     near = [base, *readings.neighbours(base, target)]
-    layers = sorted({tap + step for each in near for tap in each.taps for step in (-1, 0, 1)} & set(range(-1, settings.num_layers)))
+    layers = sorted({tap + step for each in near for tap in each.taps for step in (-1, 0, 1)} & {*range(-1, settings.num_layers)})
     dtype = DTYPES[choose(config, jax.default_backend(), drafter).dtype]
     replay = Replay.load(model, settings, drafter, checkpoint.read, dtype, texts, layers, config.temperature, config.seed)
     depth = drafter.depth if config.num_speculative_tokens == "auto" else config.num_speculative_tokens

@@ -185,11 +185,12 @@ def _states(config: Any, cut: Partition, mesh: Any, dtype: Any, length: int, lay
     cache = llama.cache_spec(config, cut, length // PAGE, PAGE, dtype)
     place, first = jnp.arange(length, dtype=jnp.int32), jnp.zeros(1, jnp.int32)
     segments = make_segments(first, first + length, first, 8, length // 8 + 1)
+    attention = AttentionShape(height=8, loop=jax.default_backend() == "cpu")
 
     def run(params: Any, caches: Any, ids: jax.Array) -> jax.Array:
         around = llama.Surroundings(
             tiles=Tiles(((length, 1),)), reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: 0,
-            attend=lambda q, c: paged_attention(q, c, place[None, :length // PAGE], segments, AttentionShape(height=8)),
+            attend=lambda q, c: paged_attention(q, c, place[None, :length // PAGE], segments, attention),
             reduce_add=lambda x, residual, bias=None: collectives.all_reduce_add(x, residual, TENSOR_AXIS, bias=bias))
         rows = Rows(ids, place, place // PAGE, place % PAGE)
         return jnp.stack(llama.forward(params, config, cut, rows, caches, around, layers)[2])
@@ -200,7 +201,8 @@ def _states(config: Any, cut: Partition, mesh: Any, dtype: Any, length: int, lay
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _contexts(drafter: Any, cut: Partition, draft: Any, switches: Switches, taps: jax.Array, offset: Any, back: Any) -> tuple[jax.Array, ...]:
+def _contexts(drafter: Any, cut: Partition, draft: Any, switches: Switches, taps: jax.Array, offset: Any,
+              back: Any) -> tuple[jax.Array, ...]:
     """Rings [B, T, 2, G, H] as long as the texts, of taps [B, T, n, D]. The state of position p is turned to p + `offset` and
     lies at p + `offset` - `back`."""
     texts, length = taps.shape[:2]

@@ -98,6 +98,6 @@ CURES = {
     readings.ROPE: "Rotary embedding: it was trained with {what}; correct rope_theta or rope_parameters.",
     readings.CAUSAL: "Causality in the block: {what} in its training; set is_causal.",
     readings.SCALE: "Embedding: it was trained with {what}; set input_embedding_scale.",
-    readings.TEMPLATE: "Chat template: it was trained on answers to other prompts ({what}); the template in the container, or its "
-                       "system message, is not the one of its training data.",
+    readings.TEMPLATE: "Chat template: it was trained on answers to other prompts ({what}); the template in the container, or "
+                       "its system message, is not the one of its training data.",
 }

@@ -26,8 +26,9 @@ BASE = readings.declared(DRAFTER, readings.TEMPLATED)
 
 
 @pytest.mark.parametrize(("argv", "says"), [
-    (["--plant", "tap"], "did you mean 'taps'"), (["--mesh", "tp=2"], "mesh must be tp=1"), (["--sets", "rga"], "did you mean 'rag'"),
-    (["--num-speculative-tokens", "0"], "more than 0"), (["--out", "/nowhere/x.json"], "folder that can be written")])
+    (["--plant", "tap"], "did you mean 'taps'"), (["--mesh", "tp=2"], "mesh must be tp=1"),
+    (["--sets", "rga"], "did you mean 'rag'"), (["--num-speculative-tokens", "0"], "more than 0"),
+    (["--out", "/nowhere/x.json"], "folder that can be written")])
 def test_wrong_commands_are_refused_in_one_line(capsys, argv, says):
     assert bench.main(["doctor", *argv]) == 2
     assert says in next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
@@ -51,7 +52,8 @@ def test_a_neighbour_differs_from_the_declared_reading_in_one_thing():
     by_kind = {kind: [each for each in near if each.kind == kind] for kind in readings.KINDS}
     assert [each.taps for each in by_kind[readings.TAPS]] == [(0, 2), (2, 4)] and by_kind[readings.ORDER][0].taps == (3, 1)
     assert [each.drafter.config.mask_id for each in by_kind[readings.MASK]] == [2, 0, 149]  # 151 is no token
-    assert [each.drafter.config.windows for each in by_kind[readings.WINDOW]] == [(None, None), (8, None), (2, None), (5, None), (3, None)]
+    assert [each.drafter.config.windows for each in by_kind[readings.WINDOW]] == [
+        (None, None), (8, None), (2, None), (5, None), (3, None)]
     assert [each.drafter.config.rope.theta for each in by_kind[readings.ROPE]] == [1e5, 5e5, 1e6, 1e7]
     assert [each.drafter.config.causal for each in by_kind[readings.CAUSAL]] == [(True, True), (True, False)]
     assert [each.texts for each in by_kind[readings.TEMPLATE]] == [readings.RAW]
@@ -160,8 +162,8 @@ def test_where_no_reading_is_better_the_level_is_judged(accepted, says):
 
 # ---- on a drafter that has learnt its texts ----
 
-ASKED = ["--dtype", "f32", "--temperature", "1", "--seed", "11", "--ignore-eos", "--max-tokens", str(overfit.LENGTH - overfit.PROMPT),
-         "--row-tile", "4"]
+ASKED = ["--dtype", "f32", "--temperature", "1", "--seed", "11", "--ignore-eos",
+         "--max-tokens", str(overfit.LENGTH - overfit.PROMPT), "--row-tile", "4"]
 
 
 @pytest.fixture(scope="module")

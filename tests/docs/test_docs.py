@@ -11,7 +11,7 @@ from radiance_jax.server.schema import IGNORED, ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "drafters", "new_drafter",
-                                          "policy", "wires")]
+                                          "policy", "wires", "report")]
 
 
 def text(name: str) -> str:
