@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,8 @@ class Examination:
             found = self.replay.accepted(reading, self.most)
             self.known[reading.key] = verdict.Measured(
                 reading=reading, by_prompt=tuple(found.means().tolist()), walk=found.mean_of_walk(),
-                tokens_per_verify=found.tokens_per_verify())
-        kept = self.known[reading.key]
-        return verdict.Measured(reading=reading, by_prompt=kept.by_prompt, walk=kept.walk,
-                                tokens_per_verify=kept.tokens_per_verify)
+                in_new_text=tuple(found.means_of_new_text().tolist()), tokens_per_verify=found.tokens_per_verify())
+        return replace(self.known[reading.key], reading=reading)
 
     def of(self, base: readings.Reading) -> dict[str, Any]:
         """The neighbours of `base`, and what they say."""

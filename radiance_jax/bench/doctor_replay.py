@@ -47,6 +47,19 @@ class Text:
         step that draws it needs none."""
         return range(self.prompt, len(self.ids) - 1 - self.cut)
 
+    def is_new(self) -> list[bool]:
+        """By anchor: whether the token behind it, after the same two tokens, was not in the text before.
+
+        In:  5 6 7 5 6 7 8, anchors from the second 5    Out: new, not new, new (5 after 6 7; 6 7 after 5; 8)
+        """
+        seen, new = set(), []
+        for at in range(1, len(self.ids) - 1):
+            three = self.ids[at - 1:at + 2]
+            if at in self.anchors:
+                new.append(three not in seen)
+            seen.add(three)
+        return new
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -59,6 +72,11 @@ class Accepted:
     def means(self) -> np.ndarray:
         """By text, over all its anchors."""
         return np.array([np.mean(each) for each in self.counts])
+
+    def means_of_new_text(self) -> np.ndarray:
+        """By text, over the anchors whose next token no copy would have given; NaN where there is none."""
+        return np.array([np.mean(kept) if (kept := [c for c, new in zip(counts, text.is_new(), strict=True) if new]) else np.nan
+                         for text, counts in zip(self.texts, self.counts, strict=True)])
 
     def walk(self) -> list[list[int]]:
         """By text: drafts accepted at each step with drafts of the engine's way through it.

@@ -117,11 +117,26 @@ def test_a_walk_takes_the_engines_steps():
     np.testing.assert_allclose(ended.means(), [11 / 6])
 
 
+def test_new_text_is_what_no_copy_would_have_given():
+    text = Text("a", (5, 6, 7, 5, 6, 7, 8), 3, False)
+    assert list(text.anchors) == [3, 4, 5] and text.is_new() == [True, False, True]
+    np.testing.assert_array_equal(Accepted((text,), ((1, 4, 3),), 5).means_of_new_text(), [2.0])
+    assert np.isnan(Accepted((Text("a", (5, 5, 5, 5, 5, 5), 3, False),), ((1, 0),), 5).means_of_new_text()).all()
+
+
 # ---- the rule ----
 
 
+def test_prompts_put_otherwise_are_compared_in_new_text():
+    """Answers that repeat themselves are easy for any drafter."""
+    base = replace(measured(BASE, 0.5, 0.6, 0.5), in_new_text=(0.4, 0.5, 0.4))
+    loops = replace(measured(other(readings.TEMPLATE), 3.0, 3.1, 3.0), in_new_text=(0.4, 0.5, float("nan")))
+    (found,) = verdict.compare(base, [loops])
+    assert found.gain == 0 and not found.better
+
+
 def measured(reading, *by_prompt):
-    return verdict.Measured(reading=reading, by_prompt=by_prompt, walk=1.0, tokens_per_verify=1 + float(np.mean(by_prompt)))
+    return verdict.Measured(reading=reading, by_prompt=by_prompt, in_new_text=by_prompt, walk=1.0, tokens_per_verify=1 + float(np.mean(by_prompt)))
 
 
 def other(kind):
