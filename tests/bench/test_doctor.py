@@ -136,7 +136,8 @@ def test_prompts_put_otherwise_are_compared_in_new_text():
 
 
 def measured(reading, *by_prompt):
-    return verdict.Measured(reading=reading, by_prompt=by_prompt, in_new_text=by_prompt, walk=1.0, tokens_per_verify=1 + float(np.mean(by_prompt)))
+    return verdict.Measured(reading=reading, by_prompt=by_prompt, in_new_text=by_prompt, walk=1.0,
+                            tokens_per_verify=1 + float(np.mean(by_prompt)))
 
 
 def other(kind):
@@ -166,8 +167,9 @@ def test_a_single_prompt_proves_nothing():
     assert not verdict.compare(base, [measured(other(readings.MASK), 4.5)])[0].better
 
 
-@pytest.mark.parametrize(("accepted", "says"), [(0.01, "untrained, was trained for another target"), (0.3, "trained too little"),
-                                                (2.0, "how the drafter is to be read.")])
+@pytest.mark.parametrize(("accepted", "says"), [
+    (0.01, "untrained, was trained for another target"), (0.3, "trained too little"),
+    (2.0, "how the drafter is to be read.")])
 def test_where_no_reading_is_better_the_level_is_judged(accepted, says):
     base = measured(BASE, accepted, accepted)
     found = verdict.diagnose(base, verdict.compare(base, [measured(other(readings.MASK), 0.0, 0.0)]), 1, 1)
@@ -245,5 +247,5 @@ def test_a_template_of_other_training_data_is_found(learnt):
 def test_an_untrained_drafter_is_told_so(learnt):
     folder, target, tensors = learnt
     fresh = overfit.fresh(DRAFTER.shapes(), np.random.default_rng(1))
-    status, found = examined((folder, target, fresh), "fresh")
-    assert status == 0 and found["diagnosis"]["fault"] is None and "untrained" in found["diagnosis"]["text"]
+    status, found = examined((folder, target, fresh), "fresh")  # what is accepted is so by the noise that it shares
+    assert status == 0 and found["diagnosis"]["fault"] is None and "Acceptance is low all the same" in found["diagnosis"]["text"]

@@ -27,7 +27,8 @@ GAINS = {"qa": 0.4, "maths": 1.2}
     (["--sets", "gsm"], "did you mean 'gsm8k'"), (["--modes", "off"], "one that drafts, such as lookup"),
     (["--modes", "both"], "must name off or off-fast"), (["--modes", "both:fix,off"], "did you mean 'both:fixed'"),
     (["--temperatures", "0,warm"], "temperatures must be numbers"), (["--temperatures", "-1"], "from 0 to 100"),
-    (["--num-speculative-tokens", "0"], "more than 0"), (["--html", "/nowhere/x.html"], "folder that can be written"),
+    (["--num-speculative-tokens", "0"], "more than 0"), 
+    (["--fast-dtypes", "f16"], "fast_dtypes are bf16, f32"), (["--html", "/nowhere/x.html"], "folder that can be written"),
     (["--data", "/nowhere"], "spec-bench/question.jsonl"), (["--limit-minutes", "0"], "at least 0.1")])
 def test_wrong_commands_are_refused_in_one_line(capsys, argv, says):
     assert bench.main(["spec", *argv]) == 2
@@ -168,7 +169,8 @@ def test_the_page_stands_alone_and_holds_every_figure():
     assert len(ids) == len(set(ids)), "ids of two pictures must not be the same"
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', page))
     assert used <= set(ids)
-    for text in ("One answer at a time", "DIFFER", "drafter, 1 live, round 1", "0.80", "2.40", "the worst first", "answers were held against"):
+    for text in ("One answer at a time", "DIFFER", "drafter, 1 live, round 1", "0.80", "2.40", "the worst first",
+                 "answers were held against"):
         assert text in page
 
 
