@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,8 @@ class DoctorConfig(EngineConfig):
     max_tokens: int = setting(int, 48, "tokens of an answer, at most", BENCH, low=3)
     ignore_eos: bool = setting(bool, False, "go on after the model's end token", BENCH)
     temperature: float = setting(float, 0.0, "of the answers, drawn with --seed", BENCH, low=0, high=100)
-    plant: str | None = setting(str, None, f"faults to plant, one after the other: {ALL}, or some of {', '.join(readings.PLANTED)} "
-                                "(default: none)", BENCH)
+    plant: str | None = setting(str, None, f"faults to plant, one after the other: {ALL}, or some of "
+                                f"{', '.join(readings.PLANTED)} (default: none)", BENCH)
     limit_minutes: float | None = setting(float, None, "ends after so long with what was tried (default: when all is)", BENCH,
                                           low=0.1)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
@@ -96,10 +96,8 @@ class Examination:
             found = self.replay.accepted(reading, self.most)
             self.known[reading.key] = verdict.Measured(
                 reading=reading, by_prompt=tuple(found.means().tolist()), walk=found.mean_of_walk(),
-                tokens_per_verify=found.tokens_per_verify())
-        kept = self.known[reading.key]
-        return verdict.Measured(reading=reading, by_prompt=kept.by_prompt, walk=kept.walk,
-                                tokens_per_verify=kept.tokens_per_verify)
+                in_new_text=tuple(found.means_of_new_text().tolist()), tokens_per_verify=found.tokens_per_verify())
+        return replace(self.known[reading.key], reading=reading)
 
     def of(self, base: readings.Reading) -> dict[str, Any]:
         """The neighbours of `base`, and what they say."""
@@ -162,7 +160,7 @@ def examine(config: DoctorConfig, argv: Sequence[str], started: float) -> dict[s
     base = readings.declared(drafter, next(iter(texts)))
     log("-- the texts are replayed --")
     near = [base, *readings.neighbours(base, target)]
-    layers = sorted({tap + step for each in near for tap in each.taps for step in (-1, 0, 1)} & set(range(-1, settings.num_layers)))
+    layers = sorted({tap + step for each in near for tap in each.taps for step in (-1, 0, 1)} & {*range(-1, settings.num_layers)})
     dtype = DTYPES[choose(config, jax.default_backend(), drafter).dtype]
     replay = Replay.load(model, settings, drafter, checkpoint.read, dtype, texts, layers, config.temperature, config.seed)
     depth = drafter.depth if config.num_speculative_tokens == "auto" else config.num_speculative_tokens

@@ -19,6 +19,7 @@ from radiance_jax.bench.doctor_readings import Reading
 from radiance_jax.engine.noise import gumbel_at
 from radiance_jax.mesh import TENSOR_AXIS, make_mesh, zeros
 from radiance_jax.models import llama
+from radiance_jax.models.config import RopeConfig
 from radiance_jax.models.load import load_params, place_params
 from radiance_jax.models.partition import Partition, partition
 from radiance_jax.models.rows import Rows, Tiles
@@ -26,6 +27,7 @@ from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, p
 from radiance_jax.spec.drafter import Noise, Shared, Surroundings
 
 PAGE, CHUNK = 16, 32  # anchors that draft together
+EVERYTHING = 1 << 30  # a window that reaches back to the beginning
 ALONE = Surroundings(tp=1, reduce=lambda x: x, gather=lambda x: x, rank=lambda: 0, branches=False)
 
 
@@ -45,6 +47,19 @@ class Text:
         step that draws it needs none."""
         return range(self.prompt, len(self.ids) - 1 - self.cut)
 
+    def is_new(self) -> list[bool]:
+        """By anchor: whether the token behind it, after the same two tokens, was not in the text before.
+
+        In:  5 6 7 5 6 7 8, anchors from the second 5    Out: new, not new, new (5 after 6 7; 6 7 after 5; 8)
+        """
+        seen, new = set(), []
+        for at in range(1, len(self.ids) - 1):
+            three = self.ids[at - 1:at + 2]
+            if at in self.anchors:
+                new.append(three not in seen)
+            seen.add(three)
+        return new
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -57,6 +72,11 @@ class Accepted:
     def means(self) -> np.ndarray:
         """By text, over all its anchors."""
         return np.array([np.mean(each) for each in self.counts])
+
+    def means_of_new_text(self) -> np.ndarray:
+        """By text, over the anchors whose next token no copy would have given; NaN where there is none."""
+        return np.array([np.mean(kept) if (kept := [c for c, new in zip(counts, text.is_new(), strict=True) if new]) else np.nan
+                         for text, counts in zip(self.texts, self.counts, strict=True)])
 
     def walk(self) -> list[list[int]]:
         """By text: drafts accepted at each step with drafts of the engine's way through it.
@@ -120,15 +140,15 @@ class Replay:
         """What `reading` gets accepted, of at most `most` drafts an anchor."""
         texts, ids = self.texts[reading.texts], self.ids[reading.texts]
         taps = jnp.stack([self.states[reading.texts][tap] for tap in reading.taps], axis=2)
-        drafter, draft = self._with_mask_as_a_value(reading)
-        rings = _contexts(_for_context(drafter), self.cut, draft, taps, reading.offset, reading.offset + reading.rows)
+        program, draft, switches = self._prepared(reading)
+        rings = _contexts(_for_context(program), self.cut, draft, switches, taps, reading.offset, reading.offset + reading.rows)
         places = [(row, at) for row, text in enumerate(texts) for at in text.anchors]
         found = []
         for first in range(0, len(places), CHUNK):
             some = places[first:first + CHUNK]
             row, at = np.array(some + some[-1:] * (CHUNK - len(some)), np.int32).T
             prompt = np.array([texts[i].prompt for i in row], np.int32)
-            drafts = _drafts(drafter, self.config, self.params, draft, rings, row, ids[row, at], at, prompt,
+            drafts = _drafts(program, self.config, self.params, draft, switches, rings, row, ids[row, at], at, prompt,
                              self.temperature, self.seed)
             found += np.asarray(drafts)[:len(some), :most].tolist()
         counts: list[list[int]] = [[] for _ in texts]
@@ -138,20 +158,44 @@ class Replay:
                                     min(len(drafts), len(behind))))
         return Accepted(texts, tuple(map(tuple, counts)), most)
 
-    def _with_mask_as_a_value(self, reading: Reading) -> tuple[Any, Any]:
-        """The same drafter, with the mask token's embedding as a parameter: all masks are one program."""
-        drafter, c = reading.drafter, reading.drafter.config
-        if c.own_mask:
-            return drafter, self.draft
-        table = self.draft.get("embed", self.params["embed"])
-        return replace(drafter, config=replace(c, own_mask=True, mask_id=0)), self.draft | {"mask": table[c.mask_id]}
+    def _prepared(self, reading: Reading) -> tuple[Any, Any, "Switches"]:
+        """The drafter with as much as possible of the reading as values, so that few programs serve all readings: the mask
+        token's embedding as a parameter, windows and rotary frequencies as arguments."""
+        drafter, c, draft = reading.drafter, reading.drafter.config, self.draft
+        frequencies, factor = drafter.rotary()
+        switches = Switches(windows=np.array([window or EVERYTHING for window in c.windows], np.int32),
+                            frequencies=np.asarray(frequencies, np.float32), factor=np.float32(factor))
+        if not c.own_mask:
+            draft = draft | {"mask": draft.get("embed", self.params["embed"])[c.mask_id]}
+        plain = replace(c, windows=(None,) * c.num_layers, rope=RopeConfig(), own_mask=True, mask_id=0)
+        return replace(drafter, config=plain), draft, switches
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Switches:
+    """Of a reading, what a program takes as values: windows int32 [L], rotary frequencies f32 [H/2] and their factor."""
+
+    windows: Any
+    frequencies: Any
+    factor: Any
+
+    def on(self, drafter: Any) -> Any:
+        """The drafter, with these traced values where it has constants."""
+        switches = self
+
+        class Switched(type(drafter)):
+            def rotary(self) -> tuple[Any, Any]:
+                return switches.frequencies, switches.factor
+
+        config = replace(drafter.config, windows=tuple(switches.windows[i] for i in range(drafter.config.num_layers)))
+        return Switched(**vars(drafter) | {"config": config})
 
 
 def _for_context(drafter: Any) -> Any:
-    """The same drafter without the switches that its context does not depend on: all such readings are one program."""
+    """The same drafter without the switches that its context does not depend on."""
     c = drafter.config
-    plain = {"windows": (None,) * c.num_layers, "causal": (False,) * c.num_layers, "shifted": False, "embedding_scale": 1.0}
-    return replace(drafter, config=replace(c, **plain))
+    return replace(drafter, config=replace(c, causal=(False,) * c.num_layers, shifted=False, embedding_scale=1.0))
 
 
 def _states(config: Any, cut: Partition, mesh: Any, dtype: Any, length: int, layers: tuple[int, ...]) -> Callable:
@@ -159,11 +203,12 @@ def _states(config: Any, cut: Partition, mesh: Any, dtype: Any, length: int, lay
     cache = llama.cache_spec(config, cut, length // PAGE, PAGE, dtype)
     place, first = jnp.arange(length, dtype=jnp.int32), jnp.zeros(1, jnp.int32)
     segments = make_segments(first, first + length, first, 8, length // 8 + 1)
+    attention = AttentionShape(height=8, loop=jax.default_backend() == "cpu")
 
     def run(params: Any, caches: Any, ids: jax.Array) -> jax.Array:
         around = llama.Surroundings(
             tiles=Tiles(((length, 1),)), reduce=lambda x: collectives.all_reduce(x, TENSOR_AXIS), rank=lambda: 0,
-            attend=lambda q, c: paged_attention(q, c, place[None, :length // PAGE], segments, AttentionShape(height=8)),
+            attend=lambda q, c: paged_attention(q, c, place[None, :length // PAGE], segments, attention),
             reduce_add=lambda x, residual, bias=None: collectives.all_reduce_add(x, residual, TENSOR_AXIS, bias=bias))
         rows = Rows(ids, place, place // PAGE, place % PAGE)
         return jnp.stack(llama.forward(params, config, cut, rows, caches, around, layers)[2])
@@ -174,20 +219,23 @@ def _states(config: Any, cut: Partition, mesh: Any, dtype: Any, length: int, lay
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _contexts(drafter: Any, cut: Partition, draft: Any, taps: jax.Array, offset: Any, back: Any) -> tuple[jax.Array, ...]:
+def _contexts(drafter: Any, cut: Partition, draft: Any, switches: Switches, taps: jax.Array, offset: Any,
+              back: Any) -> tuple[jax.Array, ...]:
     """Rings [B, T, 2, G, H] as long as the texts, of taps [B, T, n, D]. The state of position p is turned to p + `offset` and
     lies at p + `offset` - `back`."""
     texts, length = taps.shape[:2]
     slot, position = jnp.repeat(jnp.arange(texts), length), jnp.tile(jnp.arange(length), texts)
     shapes = [(texts, length, *spec.shape[2:]) for spec in drafter.cache_specs(cut, texts, length, taps.dtype)]
-    rings = drafter.observe(draft, tuple(jnp.zeros(shape, taps.dtype) for shape in shapes),
-                            taps.reshape(-1, *taps.shape[2:]), slot, position + offset, jnp.ones(texts * length, bool), ALONE)
+    rings = switches.on(drafter).observe(draft, tuple(jnp.zeros(shape, taps.dtype) for shape in shapes),
+                                         taps.reshape(-1, *taps.shape[2:]), slot, position + offset,
+                                         jnp.ones(texts * length, bool), ALONE)
     return tuple(jnp.roll(ring, -back, axis=1) for ring in rings)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 9))
-def _drafts(drafter: Any, config: Any, params: Any, draft: Any, rings: tuple[jax.Array, ...], row: jax.Array, anchor: jax.Array,
-            position: jax.Array, prompt: jax.Array, temperature: float, seed: Any) -> jax.Array:
+@partial(jax.jit, static_argnums=(0, 1, 10))
+def _drafts(drafter: Any, config: Any, params: Any, draft: Any, switches: Switches, rings: tuple[jax.Array, ...],
+            row: jax.Array, anchor: jax.Array, position: jax.Array, prompt: jax.Array, temperature: float,
+            seed: Any) -> jax.Array:
     """Drafts [C, N] behind anchors [C] at `position` of texts `row`."""
     count = anchor.shape[0]
 
@@ -204,5 +252,5 @@ def _drafts(drafter: Any, config: Any, params: Any, draft: Any, rings: tuple[jax
 
     shared = Shared(embed=lambda ids: params["embed"][ids], head=head)
     noise = Noise(temperature=jnp.full(count, temperature, jnp.float32), gumbel=gumbel)
-    return drafter.propose(draft, shared, tuple(ring[row] for ring in rings), anchor, position, jnp.ones(count, bool), noise,
-                           ALONE).tokens
+    return switches.on(drafter).propose(draft, shared, tuple(ring[row] for ring in rings), anchor, position,
+                                        jnp.ones(count, bool), noise, ALONE).tokens

@@ -28,8 +28,8 @@ def show(result: dict[str, Any]) -> None:
     console.print(table("Drafts accepted under each reading (an anchor: over all places of all answers)",
                         ("reading", "what", "an anchor", "a step", "tokens/verify", "gain", "std. error", ""), rows(result)))
     apart = result["replay_and_engine_apart"]
-    console.print(f"the engine: {result['engine']['accepted_a_step']:.3f} a step, {result['engine']['tokens_per_verify']:.2f} tokens a "
-                  f"verify step; {apart['steps']:g} of {apart['of']} steps unlike the replay's"
+    console.print(f"the engine: {result['engine']['accepted_a_step']:.3f} a step, {result['engine']['tokens_per_verify']:.2f} "
+                  f"tokens a verify step; {apart['steps']:g} of {apart['of']} steps unlike the replay's"
                   + ("" if result["agrees"] else ": they DISAGREE, so the engine does not read the drafter as declared"))
     console.print(f"\n{result['diagnosis']['text']}\n")
     if result["planted"]:

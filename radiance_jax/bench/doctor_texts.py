@@ -43,9 +43,11 @@ def write(engine: EngineConfig, ways: dict[str, list[Prompt]], params: SamplingP
     tokens a verify step. The drafter drafts alone, always all it may. `limit`: the model's context."""
     need = max(len(each.ids) for prompts in ways.values() for each in prompts) + params.max_tokens
     if need > limit:
-        raise UserError(f"prompt and answer must fit the model's context of {limit} tokens; the longest needs {need}", param="prompts")
+        raise UserError(f"prompt and answer must fit the model's context of {limit} tokens; the longest needs {need}",
+                        param="prompts")
     room = min(max(1 << (need - 1).bit_length(), LEAST_CONTEXT), limit)
-    one = Engine.load(EngineConfig(**vars(engine) | {"max_model_len": room, "max_num_seqs": LIVE, "spec_ngram": 0}), log)
+    alone = {"max_model_len": room, "max_num_seqs": LIVE, "spec_ngram": 0, "draft_window": "fixed"}
+    one = Engine.load(EngineConfig(**vars(engine) | alone), log)
     texts, first = {}, None
     try:
         for name, prompts in ways.items():

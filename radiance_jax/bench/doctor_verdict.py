@@ -6,7 +6,7 @@ A reading is *clearly better* than the declared one if, in drafts accepted at an
 
 The first keeps out what is not worth a change, the second what chance may do: with eight prompts or more, four standard errors
 are exceeded by chance less than once in 400 comparisons, and some 30 readings are compared. Prompts put otherwise have other
-answers, some of them easier to draft: such a reading must gain twice as much.
+answers, some of them easier to draft: such a reading is compared where no copy would have done, and must gain twice as much.
 """
 
 import math
@@ -26,11 +26,12 @@ NOTHING = 0.05  # drafts accepted at an anchor, under which there is nothing to 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A reading and what it gets accepted: by prompt, over all anchors; over the engine's walk, drafts a step and tokens a
-    verify step."""
+    """A reading and what it gets accepted: by prompt, over all anchors and over those in new text (NaN: none); over the
+    engine's walk, drafts a step and tokens a verify step."""
 
     reading: Reading
     by_prompt: tuple[float, ...]
+    in_new_text: tuple[float, ...]
     walk: float
     tokens_per_verify: float
 
@@ -55,10 +56,12 @@ def compare(base: Measured, others: Sequence[Measured]) -> list[Compared]:
 
 
 def _beside(base: Measured, other: Measured) -> Compared:
-    apart = np.array(other.by_prompt) - np.array(base.by_prompt)
-    gain = float(apart.mean())
+    put_otherwise = other.reading.texts != base.reading.texts
+    ours, theirs = (np.array(each.in_new_text if put_otherwise else each.by_prompt) for each in (base, other))
+    apart = (theirs - ours)[np.isfinite(theirs - ours)]
+    gain = float(apart.mean()) if len(apart) else 0.0
     error = float(apart.std(ddof=1) / math.sqrt(len(apart))) if len(apart) > 1 else math.inf
-    least = max(LEAST_GAIN, LEAST_SHARE * base.mean) * (2 if other.reading.texts != base.reading.texts else 1)
+    least = max(LEAST_GAIN, LEAST_SHARE * base.mean) * (2 if put_otherwise else 1)
     return Compared(measured=other, gain=gain, error=error, better=gain >= least and gain >= ERRORS * error)
 
 
@@ -98,6 +101,6 @@ CURES = {
     readings.ROPE: "Rotary embedding: it was trained with {what}; correct rope_theta or rope_parameters.",
     readings.CAUSAL: "Causality in the block: {what} in its training; set is_causal.",
     readings.SCALE: "Embedding: it was trained with {what}; set input_embedding_scale.",
-    readings.TEMPLATE: "Chat template: it was trained on answers to other prompts ({what}); the template in the container, or its "
-                       "system message, is not the one of its training data.",
+    readings.TEMPLATE: "Chat template: it was trained on answers to other prompts ({what}); the template in the container, or "
+                       "its system message, is not the one of its training data.",
 }

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from radiance_jax.bench.config import BENCH, FAST, OFF, numbers, words
+from radiance_jax.bench.config import BENCH, DTYPES, FAST, OFF, numbers, words
 from radiance_jax.bench.spec_sets import SETS
 from radiance_jax.config import EngineConfig
 from radiance_jax.errors import UserError
@@ -19,13 +19,15 @@ class SpecConfig(EngineConfig):
     """What `bench spec` measures, and for how long."""
 
     sets: str = setting(str, ",".join(SETS), "evaluation sets, the first six of Spec-Bench", BENCH)
-    data: str | None = setting(str, None, "folder of whole sets, as published: spec-bench/question.jsonl, mt-bench/question.jsonl, "
-                               "humaneval/HumanEval.jsonl.gz, gsm8k/test.jsonl (default: 12 prompts of each from this package)",
-                               BENCH)
+    data: str | None = setting(str, None, "folder of whole sets, as published: spec-bench/question.jsonl, "
+                               "mt-bench/question.jsonl, humaneval/HumanEval.jsonl.gz, gsm8k/test.jsonl "
+                               "(default: 12 prompts of each from this package)", BENCH)
     limit: int | None = setting(int, None, "prompts of each set, at most, evenly spaced (default: all)", BENCH, low=1)
-    modes: str = setting(str, ",".join(MODES), "off-fast: not bit-exact, no drafting; off, lookup: an engine without the drafter; "
-                         "drafter, both: the engine with it; NAME:fixed: drafts as deep as it may, always (default: those that "
-                         "the model allows)", BENCH)
+    modes: str = setting(str, ",".join(MODES), "off-fast: not bit-exact, no drafting; off, lookup: an engine without the "
+                         "drafter; drafter, both: the engine with it; NAME:fixed: drafts as deep as it may, always (default: "
+                         "those that the model allows)", BENCH)
+    fast_dtypes: str | None = setting(str, None, "dtypes in which off-fast is tried, the faster is kept (default: bf16,f32 "
+                                      "on a CPU, else the engine's)", BENCH)
     temperatures: str = setting(str, "0,1", "temperatures of the answers", BENCH)
     sequences: str = setting(str, "1", "answers live at once; 1: one after the other", BENCH)
     max_tokens: int = setting(int, 64, "tokens of an answer, at most; the model may end it before", BENCH, low=2)
@@ -41,6 +43,8 @@ class SpecConfig(EngineConfig):
         words("modes", self.modes, KNOWN)
         numbers("sequences", self.sequences)
         self.temperature_list()
+        if self.fast_dtypes is not None:
+            words("fast_dtypes", self.fast_dtypes, DTYPES)
         if not set(words("modes", self.modes)) - {FAST, OFF}:
             raise UserError(f"modes must name one that drafts, such as {LOOKUP}; got {self.modes!r}", param="modes")
         if not {FAST, OFF} & set(words("modes", self.modes)):

@@ -181,7 +181,8 @@ def steps(turns: Sequence[Turn]) -> dict[str, dict[str, dict[str, float]]]:
     out = {}
     for name in dict.fromkeys(turn.mode for turn in turns):
         total = Counted.total(turn.counted for turn in turns if turn.mode == name)
-        out[name] = {str(rows): {"steps": count, "ms": seconds / count * 1e3} for rows, (count, seconds) in sorted(total.steps.items())}
+        out[name] = {str(rows): {"steps": count, "ms": seconds / count * 1e3}
+                     for rows, (count, seconds) in sorted(total.steps.items())}
     return out
 
 
@@ -208,8 +209,9 @@ def headline(result: dict[str, Any]) -> str:
     if not mine:
         return "No answer was long enough to have a speed."
     worst, best, mode = mine[0], mine[-1], served(mine[0])
-    total = next(each for each in result["summary"] if (each["live"], each["temperature"], each["mode"]) == (live, temperature, mode))
-    how = {BOTH: "the drafter and prompt lookup", DRAFTER: "the drafter", LOOKUP: "prompt lookup"}.get(mode.removesuffix(FIXED), mode)
+    total = next(each for each in result["summary"]
+                 if (each["live"], each["temperature"], each["mode"]) == (live, temperature, mode))
+    how = {BOTH: "the drafter and prompt lookup", DRAFTER: "the drafter", LOOKUP: "prompt lookup"}[mode.removesuffix(FIXED)]
     among = "one answer at a time" if live == 1 else f"{live} answers at a time"
     text = (f"Worst on {worst['set']}, {_times(gain(worst))} the speed of the fastest mode without drafting; best on "
             f"{best['set']}, {_times(gain(best))}; {_times(total['speedup'])} over {total['sets']} sets, with "
@@ -221,7 +223,8 @@ def headline(result: dict[str, Any]) -> str:
     if result["bit_exact"]:
         return text + (f" All {compared_} answers compared have the ids and logprob bits of those without drafts." if not differ
                        else f" {differ} of {compared_} answers DIFFER from those without drafts: the promise is broken.")
-    return text + f" Bit-exactness is off here: roundings make {differ} of {compared_} answers differ from the first to their prompt."
+    return text + (f" Bit-exactness is off here: roundings make {differ} of {compared_} answers differ from the first to their "
+                   "prompt.")
 
 
 def _times(ratio: float | None) -> str:

@@ -111,8 +111,11 @@ def modes(names: Sequence[str], config: SpecConfig, engine: EngineConfig, drafte
                        for kinds in ((OFF, LOOKUP), (DRAFTER, BOTH)))
     try:
         if FAST in names:
-            made.append(_fastest([Mode(name=f"{FAST} {dtype}", exact=False, engine=one, facts=facts) for dtype in _dtypes(engine)
-                                  for one, facts in [load(f"{FAST} {dtype}", _fast(engine, dtype), NO_DRAFTER)]], prompt, log))
+            tried = []
+            for dtype in _dtypes(config, engine):
+                one, facts = load(f"{FAST} {dtype}", _fast(engine, dtype), NO_DRAFTER)
+                tried.append(Mode(name=f"{FAST} {dtype}", exact=False, engine=one, facts=facts))
+            made.append(_fastest(tried, prompt, log))
         if plain:
             one, facts = load(" and ".join(sorted(plain)), engine, NO_DRAFTER)
             for kind in (OFF, LOOKUP):
@@ -133,8 +136,10 @@ def _fast(engine: EngineConfig, dtype: str) -> EngineConfig:
     return replace(engine, dtype=dtype, bit_exact="off", num_speculative_tokens=0, spec_ngram=None, row_tile=None)
 
 
-def _dtypes(engine: EngineConfig) -> tuple[str, ...]:
+def _dtypes(config: SpecConfig, engine: EngineConfig) -> tuple[str, ...]:
     platform = jax.default_backend()
+    if config.fast_dtypes is not None:
+        return words("fast_dtypes", config.fast_dtypes)
     return DTYPES if platform == "cpu" else (choose(engine, platform).dtype,)
 
 

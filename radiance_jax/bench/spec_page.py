@@ -29,7 +29,6 @@ th, td { padding: .28rem .6rem; text-align: right; white-space: nowrap; font-var
 th { font-weight: 600; border-bottom: 1px solid var(--ink); vertical-align: bottom; } td { border-bottom: 1px solid var(--rule); }
 th:first-child, td:first-child, td.word, th.word { text-align: left; } td.word { white-space: normal; }
 tr.first td { border-top: 1px solid var(--soft); } tr.served td { font-weight: 600; }
-code, pre { font: .85em/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 dt { font-weight: 600; margin-top: .6rem; } dd { margin: 0; }
 """
 
@@ -54,8 +53,8 @@ def page(result: dict[str, Any]) -> str:
         parts += _of_live(cells, result["summary"], live)
     parts += ["<h2>Time of a step</h2>", _picture(
         pictures.step_times(result["steps"]),
-        "Mean time of a step by the rows that went through the model, prompts' steps included. Drafting pays where the line is flat: "
-        "a step with drafts then costs little more than one without. Modes with a drafter carry its pass.")]
+        "Mean time of a step by the rows that went through the model, prompts' steps included. Drafting pays where the line is "
+        "flat: a step with drafts then costs little more than one without. Modes with a drafter carry its pass.")]
     parts += _exactness(result) + _circumstances(result)
     return (f"<!doctype html>\n<html lang=en>\n<head><meta charset=utf-8><meta name=viewport content='width=device-width, "
             f"initial-scale=1'><title>Drafting: {name}</title><style>{STYLE}</style></head>\n<body>\n" + "\n".join(parts)
@@ -70,8 +69,8 @@ def _of_live(cells: Sequence[dict[str, Any]], summary: Sequence[dict[str, Any]],
             "Decoding speed over that of the fastest mode without drafting, by set, the worst on top. Right of the line drafting "
             "gains. Bars: 95 % over prompts; another choice of prompts would move the mark so far.")))
     parts.append(_picture(pictures.by_set(cells, live, "tokens"), (
-        "Tokens committed by a verify step of the target (1: no draft was ever right). A mode without “fixed” leaves drafts that "
-        "would not pay, so it may commit fewer and still be faster.")))
+        "Tokens committed by a verify step of the target (1: no draft was ever right). A mode without “fixed” leaves drafts "
+        "that would not pay, so it may commit fewer and still be faster.")))
     if any(any(one["positions"]["accepted"]) for one in summary if one["live"] == live):
         parts.append(_picture(pictures.acceptance(cells, summary, live), (
             "Share of drafts accepted by place in the draft, over all sets. Full lines: of the drafts that all earlier ones were "
@@ -90,7 +89,8 @@ def _picture(svg: str, caption: str) -> str:
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _html_table(caption: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], words: tuple[int, ...] = (0,)) -> str:
+def _html_table(caption: str, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]],
+                words: tuple[int, ...] = (0,)) -> str:
     """Rows of (class, cells). Columns with a number in `words` are set to the left."""
     def line(tag: str, cells: Sequence[str]) -> str:
         return "".join(f"<{tag}{' class=word' if i in words else ''}>{escape(text)}</{tag}>" for i, text in enumerate(cells))
@@ -112,7 +112,8 @@ def _table(cells: Sequence[dict[str, Any]], temperature: float) -> str:
                 number(mode["tokens_per_verify"]) if drafts(name) else "", number(found and drafts(name) and found["cycle_cost"]),
                 number(mode["accepted_share_of_drafted_tokens"]), *_sources(mode))))
     return _html_table(
-        f"Temperature {temperature:g}, set by set, worst set first (prompts in brackets). * the fastest off; bold: the mode served.",
+        f"Temperature {temperature:g}, set by set, the worst first (prompts in brackets). * the fastest off; bold: the mode "
+        "served.",
         ("set", "mode", "tokens/s", "speed-up", "95 %", "L", "c", "accepted", "by drafter", "by lookup"), rows, (0, 1))
 
 
@@ -123,21 +124,25 @@ def _sources(mode: dict[str, Any]) -> tuple[str, str]:
 
 
 def _overall(summary: Sequence[dict[str, Any]], temperature: float) -> str:
+    def places(one: dict[str, Any]) -> str:
+        return " ".join(f"{rate:.2f}" if rate is not None else "–" for rate in one["positions"]["conditional"])
+
     rows = [("", (one["mode"], number(one["tokens_per_verify"]) if drafts(one["mode"]) else "", number(one["speedup"]),
-                  one["worst_set"] or "", number(one["worst_speedup"]),
-                  " ".join(f"{rate:.2f}" if rate is not None else "–" for rate in one["positions"]["conditional"]))) for one in summary]
+                  one["worst_set"] or "", number(one["worst_speedup"]), places(one))) for one in summary]
+    sets = max((one["sets"] for one in summary), default=0)
     return _html_table(
-        f"Temperature {temperature:g}, over all {max((one['sets'] for one in summary), default=0)} sets: mean L, geometric mean of "
-        "speed-ups, the worst set, and the conditional acceptance of draft 1, 2, ...", ("mode", "L", "speed-up", "worst set", "there", "acceptance by place"),
-        rows, (0, 3, 5))
+        f"Temperature {temperature:g}, over all {sets} sets: mean L, geometric mean of speed-ups, the worst set, and the "
+        "conditional acceptance of draft 1, 2, ...", ("mode", "L", "speed-up", "worst set", "there", "acceptance by place"), rows,
+        (0, 3, 5))
 
 
 def _exactness(result: dict[str, Any]) -> list[str]:
     compared, differ = result["answers_compared"], result["differences"]
     said = ("This engine promises that drafting changes no bit." if result["bit_exact"] else
             "This engine does not promise it here (bit-exact: off): roundings depend on how many rows a step has.")
-    parts = ["<h2>Same answers</h2>", f"<p>{said} {compared} answers were held against the first to the same prompt, over all modes but "
-             f"off-fast, in token ids and logprob bits: {len(differ)} differ.</p>"]
+    parts = ["<h2>Same answers</h2>",
+             f"<p>{said} {compared} answers were held against the first to the same prompt, over all modes but off-fast, "
+             f"in token ids and logprob bits: {len(differ)} differ.</p>"]
     if differ:
         rows = [("", (each["set"], f"{each['temperature']:g}", each["prompt"], each["what"], each["in"], each["unlike"],
                       str(each["first_at"]))) for each in differ[:20]]
@@ -150,7 +155,8 @@ def _engines(engines: dict[str, dict[str, Any]]) -> dict[str, str]:
     """What was decided at start-up, once for all modes that share it."""
     said: dict[str, list[str]] = {}
     for name, each in engines.items():
-        text = f"{each['dtype']}, bit-exact {'on' if each['exact'] else 'off'}, drafts of at most {each['depth']}, of lookup {each['lookup']}"
+        text = (f"{each['dtype']}, bit-exact {'on' if each['exact'] else 'off'}, drafts of at most {each['depth']}, "
+                f"of lookup {each['lookup']}")
         said.setdefault(text, []).append(name)
     return {", ".join(names): text for text, names in said.items()}
 
@@ -161,7 +167,8 @@ def _circumstances(result: dict[str, Any]) -> list[str]:
         parts.append(_html_table("The drafter.", ("", ""), [("", row) for row in drafter_rows(result["drafter"])], (0, 1)))
     machine, busy = result["machine"], result["machine"].get("cores_busy_with_others")
     facts = {
-        "command": result["command"], "machine": f"{machine['device']} x {machine['devices']}, {machine['cpu']}, {machine['cores']} cores",
+        "command": result["command"],
+        "machine": f"{machine['device']} x {machine['devices']}, {machine['cpu']}, {machine['cores']} cores",
         "versions": ", ".join(f"{name} {value}" for name, value in result["versions"].items()),
         "measured": f"{result['measured']['units']} of {result['measured']['of']} units, ended: {result['measured']['ended']}",
         **({} if busy is None else {"cores busy with other programs": f"{busy:g}"}),
@@ -173,8 +180,8 @@ Speed-ups are over the faster of the two, chosen set by set on the same figures,
 <dt>lookup, drafter, both</dt><dd>Prompt lookup alone (in an engine without the drafter), the drafter alone, and both as served:
 copied spans where they promise more. Each drafts as deep as it pays; with <em>:fixed</em>, as deep as it may, always.</dd>
 <dt>tokens/s</dt><dd>Tokens after each answer's first, over the time in which at least one answer was being decoded.</dd>
-<dt>L, c, accepted</dt><dd>Tokens a verify step; the cost of such a step in steps of the fastest off, L over speed-up; the share of
-drafted tokens that were accepted.</dd>
-<dt>sets</dt><dd>Spec-Bench's six tasks, HumanEval, GSM8K test, MT-Bench: first turns, answered until the model ends or the limit of
-tokens. None may be trained on.</dd></dl>""")
+<dt>L, c, accepted</dt><dd>Tokens a verify step; the cost of such a step in steps of the fastest off, L over speed-up; the
+share of drafted tokens that were accepted.</dd>
+<dt>sets</dt><dd>Spec-Bench's six tasks, HumanEval, GSM8K test, MT-Bench: first turns, answered until the model ends or the
+limit of tokens. None may be trained on.</dd></dl>""")
     return parts

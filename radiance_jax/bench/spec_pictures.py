@@ -28,8 +28,8 @@ def require() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("html needs matplotlib for its pictures; install it with `pip install 'radiance-jax[plot]'`, or leave the "
-                        "flag out: --out has all figures", param="html") from None
+        raise UserError("html needs matplotlib for its pictures; install it with `pip install 'radiance-jax[plot]'`, or leave "
+                        "the flag out: --out has all figures", param="html") from None
 
 
 def _style(mode: str) -> tuple[str, str]:
@@ -89,8 +89,8 @@ def by_set(cells: Sequence[dict[str, Any]], live: int, what: str) -> str:
                 height = (at - (len(modes) - 1) / 2) * 0.16
                 y, x, low, high = (list(z) for z in zip(*points, strict=True))
                 y = [i + height for i in y]
-                each.errorbar(x, y, xerr=[[a - b for a, b in zip(x, low, strict=True)], [b - a for a, b in zip(x, high, strict=True)]],
-                              fmt=mark, color=colour, elinewidth=1.1, capsize=0, label=mode)
+                below, above = ([abs(end - value) for value, end in zip(x, ends, strict=True)] for ends in (low, high))
+                each.errorbar(x, y, xerr=[below, above], fmt=mark, color=colour, elinewidth=1.1, capsize=0, label=mode)
             each.axvline(1, color=INK, linewidth=0.9)
             each.set_yticks(range(len(names)), names)
             each.set_ylim(len(names) - 0.5, -0.5)
@@ -184,8 +184,8 @@ def cost(cells: Sequence[dict[str, Any]], live: int) -> str:
                     most = max(most, *(x for x, _ in points))
             for c in (1, 1.5, 2, 3):
                 each.plot([0, most * 1.06], [0, most * 1.06 / c], color=GRID, linewidth=0.9, zorder=1)
-                each.annotate(f"c = {c:g}", (most * 1.06, most * 1.06 / c), (4, 0), textcoords="offset points", fontsize=8, va="center",
-                              annotation_clip=False)
+                each.annotate(f"c = {c:g}", (most * 1.06, most * 1.06 / c), (4, 0), textcoords="offset points", fontsize=8,
+                              va="center", annotation_clip=False)
             each.axhline(1, color=INK, linewidth=0.9)
             each.set_xlim(0.9, most * 1.06)
             each.set_ylim(bottom=0)

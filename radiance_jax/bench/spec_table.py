@@ -44,7 +44,9 @@ def show(result: dict[str, Any]) -> None:
         mine = [one for one in cells if (one["live"], one["temperature"]) == (live, temperature)]
         console.print(table(
             f"Temperature {temperature:g}, {live} live, worst set first (* the fastest off, < the mode served)",
-            ("set", "prompts", "mode", "tokens/s", "speed-up", "95 %", "tokens/verify", "cycle cost", "accepted share"), rows(mine)))
+            ("set", "prompts", "mode", "tokens/s", "speed-up", "95 %", "tokens/verify", "cycle cost", "accepted share"),
+            rows(mine)))
     measured = result["measured"]
-    console.print(f"{measured['units']} of {measured['of']} units measured, ended {measured['ended']}; {result['answers_compared']} "
-                  f"answers compared, {len(result['differences'])} differ (bit-exact: {'on' if result['bit_exact'] else 'off'})")
+    console.print(f"{measured['units']} of {measured['of']} units measured, ended {measured['ended']}; "
+                  f"{result['answers_compared']} answers compared, {len(result['differences'])} differ "
+                  f"(bit-exact: {'on' if result['bit_exact'] else 'off'})")

@@ -14,8 +14,9 @@ def answer(prompt: str, seconds: float, length: int = 1, ids: tuple[int, ...] = 
     steps = (len(ids) - 1) // length
     stats = RequestStats(
         prompt_tokens=5, completion_tokens=len(ids), num_decode_steps=steps, arrival=0.0, first_token=1.0, finished=1.0 + seconds,
-        **({} if length == 1 else {"num_spec_steps": steps, "num_draft_tokens": 4 * steps,
-                                   "num_accepted_draft_tokens": (length - 1) * steps, "acceptance_histogram": {length - 1: steps}}))
+        **({} if length == 1 else {
+            "num_spec_steps": steps, "num_draft_tokens": 4 * steps, "num_accepted_draft_tokens": (length - 1) * steps,
+            "acceptance_histogram": {length - 1: steps}}))
     return Answer(prompt=prompt, ids=ids, bits=tuple(float(i).hex() for i in ids), stats=stats)
 
 

@@ -26,8 +26,9 @@ BASE = readings.declared(DRAFTER, readings.TEMPLATED)
 
 
 @pytest.mark.parametrize(("argv", "says"), [
-    (["--plant", "tap"], "did you mean 'taps'"), (["--mesh", "tp=2"], "mesh must be tp=1"), (["--sets", "rga"], "did you mean 'rag'"),
-    (["--num-speculative-tokens", "0"], "more than 0"), (["--out", "/nowhere/x.json"], "folder that can be written")])
+    (["--plant", "tap"], "did you mean 'taps'"), (["--mesh", "tp=2"], "mesh must be tp=1"),
+    (["--sets", "rga"], "did you mean 'rag'"), (["--num-speculative-tokens", "0"], "more than 0"),
+    (["--out", "/nowhere/x.json"], "folder that can be written")])
 def test_wrong_commands_are_refused_in_one_line(capsys, argv, says):
     assert bench.main(["doctor", *argv]) == 2
     assert says in next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
@@ -51,7 +52,8 @@ def test_a_neighbour_differs_from_the_declared_reading_in_one_thing():
     by_kind = {kind: [each for each in near if each.kind == kind] for kind in readings.KINDS}
     assert [each.taps for each in by_kind[readings.TAPS]] == [(0, 2), (2, 4)] and by_kind[readings.ORDER][0].taps == (3, 1)
     assert [each.drafter.config.mask_id for each in by_kind[readings.MASK]] == [2, 0, 149]  # 151 is no token
-    assert [each.drafter.config.windows for each in by_kind[readings.WINDOW]] == [(None, None), (8, None), (2, None), (5, None), (3, None)]
+    assert [each.drafter.config.windows for each in by_kind[readings.WINDOW]] == [
+        (None, None), (8, None), (2, None), (5, None), (3, None)]
     assert [each.drafter.config.rope.theta for each in by_kind[readings.ROPE]] == [1e5, 5e5, 1e6, 1e7]
     assert [each.drafter.config.causal for each in by_kind[readings.CAUSAL]] == [(True, True), (True, False)]
     assert [each.texts for each in by_kind[readings.TEMPLATE]] == [readings.RAW]
@@ -115,11 +117,27 @@ def test_a_walk_takes_the_engines_steps():
     np.testing.assert_allclose(ended.means(), [11 / 6])
 
 
+def test_new_text_is_what_no_copy_would_have_given():
+    text = Text("a", (5, 6, 7, 5, 6, 7, 8), 3, False)
+    assert list(text.anchors) == [3, 4, 5] and text.is_new() == [True, False, True]
+    np.testing.assert_array_equal(Accepted((text,), ((1, 4, 3),), 5).means_of_new_text(), [2.0])
+    assert np.isnan(Accepted((Text("a", (5, 5, 5, 5, 5, 5), 3, False),), ((1, 0),), 5).means_of_new_text()).all()
+
+
 # ---- the rule ----
 
 
+def test_prompts_put_otherwise_are_compared_in_new_text():
+    """Answers that repeat themselves are easy for any drafter."""
+    base = replace(measured(BASE, 0.5, 0.6, 0.5), in_new_text=(0.4, 0.5, 0.4))
+    loops = replace(measured(other(readings.TEMPLATE), 3.0, 3.1, 3.0), in_new_text=(0.4, 0.5, float("nan")))
+    (found,) = verdict.compare(base, [loops])
+    assert found.gain == 0 and not found.better
+
+
 def measured(reading, *by_prompt):
-    return verdict.Measured(reading=reading, by_prompt=by_prompt, walk=1.0, tokens_per_verify=1 + float(np.mean(by_prompt)))
+    return verdict.Measured(reading=reading, by_prompt=by_prompt, in_new_text=by_prompt, walk=1.0,
+                            tokens_per_verify=1 + float(np.mean(by_prompt)))
 
 
 def other(kind):
@@ -149,8 +167,9 @@ def test_a_single_prompt_proves_nothing():
     assert not verdict.compare(base, [measured(other(readings.MASK), 4.5)])[0].better
 
 
-@pytest.mark.parametrize(("accepted", "says"), [(0.01, "untrained, was trained for another target"), (0.3, "trained too little"),
-                                                (2.0, "how the drafter is to be read.")])
+@pytest.mark.parametrize(("accepted", "says"), [
+    (0.01, "untrained, was trained for another target"), (0.3, "trained too little"),
+    (2.0, "how the drafter is to be read.")])
 def test_where_no_reading_is_better_the_level_is_judged(accepted, says):
     base = measured(BASE, accepted, accepted)
     found = verdict.diagnose(base, verdict.compare(base, [measured(other(readings.MASK), 0.0, 0.0)]), 1, 1)
@@ -160,7 +179,8 @@ def test_where_no_reading_is_better_the_level_is_judged(accepted, says):
 
 # ---- on a drafter that has learnt its texts ----
 
-ASKED = ["--dtype", "f32", "--temperature", "1", "--seed", "11", "--ignore-eos", "--max-tokens", str(overfit.LENGTH - overfit.PROMPT)]
+ASKED = ["--dtype", "f32", "--temperature", "1", "--seed", "11", "--ignore-eos",
+         "--max-tokens", str(overfit.LENGTH - overfit.PROMPT), "--row-tile", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -227,5 +247,5 @@ def test_a_template_of_other_training_data_is_found(learnt):
 def test_an_untrained_drafter_is_told_so(learnt):
     folder, target, tensors = learnt
     fresh = overfit.fresh(DRAFTER.shapes(), np.random.default_rng(1))
-    status, found = examined((folder, target, fresh), "fresh")
-    assert status == 0 and found["diagnosis"]["fault"] is None and "untrained" in found["diagnosis"]["text"]
+    status, found = examined((folder, target, fresh), "fresh")  # what is accepted is so by the noise that it shares
+    assert status == 0 and found["diagnosis"]["fault"] is None and "Acceptance is low all the same" in found["diagnosis"]["text"]
