@@ -86,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
     record.check_writable(config.out)
     if config.merge is not None:
         result = exactness_parts.merge([exactness_parts.read(path) for path in words("merge", config.merge)])
+        result["command"] = record.command(PROG, argv)
     elif config.processes > 1:
         from radiance_jax.bench.exactness_driver import drive
 

@@ -42,6 +42,7 @@ def measure(config: ExactnessConfig, result: dict[str, Any], save: Callable[[], 
         save()
         run.learn()
         for name in asked:
+            check(until)
             run.outcomes = result["unfinished"] = []
             RUNS[name](run)
             result["axes"] += [{key: value for key, value in each.items() if key != "part"} for each in run.outcomes]
@@ -211,6 +212,7 @@ def _wait(engine: Engine, ids: Sequence[int], params: SamplingParams, scores: li
 def capacity(run: Run) -> None:
     """Engines of other sizes: sequences, rows, pool, draft depth."""
     for slots in numbers("sequences", run.config.sequences):
+        check(run.until)
         start = time.monotonic()
         options = replace(run.options, max_num_seqs=slots, num_speculative_tokens="auto", kv_pages=None,
                           max_num_batched_tokens=None if slots > 1 else 16)

@@ -1,8 +1,8 @@
 """`python -m radiance_jax.bench tile [MODEL] [flags]`: what one step costs, by row tile and live rows (CPU).
 
 A bit-exact engine computes its rows in tiles of a few fixed heights. This measures a decode step with so many sequences
-live, one row each, as served and with tiles of one height, beside engines that are not bit-exact, whose programs fit the rows. Steps are sent and
-read one at a time, so the host's part is in the time. All engines are loaded at once and take turns.
+live, one row each, as served and with tiles of one height, beside engines that are not bit-exact, whose programs fit the
+rows. Steps are sent and read one at a time, so the host's part is in the time. All engines are loaded at once and take turns.
 """
 
 import os

@@ -16,7 +16,8 @@ from radiance_jax.engine.build import CPU_TILES
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
 from tests import tiny_model
 
-ENGINE = ["--dtype", "f32", "--max-num-batched-tokens", "2", "--max-num-seqs", "2", "--page-size", "16"]
+ENGINE = ["--dtype", "f32", "--max-num-batched-tokens", "2", "--max-num-seqs", "2", "--page-size", "16",
+          "--row-tile", "2"]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Engines of a tiny model, shared between tests: compiling one takes seconds."""
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -64,6 +65,13 @@ class Harness:
     def ask_all(self, requests: Iterable[tuple[Sequence[int], dict]]) -> list[Answer]:
         started = [self.start(prompt, **params)[1] for prompt, params in requests]
         return [answer.wait() for answer in started]
+
+
+def until(holds, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.002)
 
 
 @pytest.fixture(scope="session")

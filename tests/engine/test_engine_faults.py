@@ -8,17 +8,10 @@ from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.errors import CapacityError
 from radiance_jax.models.rows import rows_computed
-from tests.engine.conftest import Answer, Harness
+from tests.engine.conftest import Answer, Harness, until
 from tests.engine.test_exact import GREEDY, prompt
 
 LONG = dict(temperature=0.0, max_tokens=200, ignore_eos=True)
-
-
-def until(holds, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.002)
 
 
 def pages_in_use(engine: Engine) -> int:

@@ -23,8 +23,8 @@ def test_wrong_flags_are_refused_in_one_line(capsys, folder, argv, says):
 def test_a_tiny_model_passes(folder, capsys):
     model, out = tiny_model.make(folder / "command"), folder / "exactness.json"
     status = bench.main([
-        "exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--prompts",
-        "2", "--max-tokens", "6", "--chunks", "3", "--depths", "0,2,4", "--soak", "30", "--out", str(out),
+        "exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--row-tile", "4",
+        "--prompts", "2", "--max-tokens", "6", "--chunks", "3", "--depths", "0,2,4", "--soak", "30", "--out", str(out),
         "--cache-dir", str(folder),
         "--axes", "again,crowd,policy,chunks,rejected,accepted,pattern,depth,preempted,echo,soak"])
     result = json.loads(out.read_text())
