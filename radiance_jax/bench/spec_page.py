@@ -7,7 +7,7 @@ from typing import Any
 
 from radiance_jax.bench import spec_pictures as pictures
 from radiance_jax.bench.spec_figures import drafts, served
-from radiance_jax.bench.spec_table import interval, number
+from radiance_jax.bench.spec_table import cost, interval, number
 from radiance_jax.container.draft_facts import rows as drafter_rows
 
 STYLE = """
@@ -71,7 +71,7 @@ def _of_live(cells: Sequence[dict[str, Any]], summary: Sequence[dict[str, Any]],
     parts.append(_picture(pictures.by_set(cells, live, "tokens"), (
         "Tokens committed by a verify step of the target (1: no draft was ever right). A mode without “fixed” leaves drafts "
         "that would not pay, so it may commit fewer and still be faster.")))
-    if any(any(one["positions"]["accepted"]) for one in summary if one["live"] == live):
+    if any(any(one["positions"]["reached"]) for one in summary if one["live"] == live):
         parts.append(_picture(pictures.acceptance(cells, summary, live), (
             "Share of drafts accepted by place in the draft, over all sets. Full lines: of the drafts that all earlier ones were "
             "right for (conditional); dashed: of all drafts (cumulative). Thin lines: the sets one by one, conditional.")))
@@ -108,8 +108,8 @@ def _table(cells: Sequence[dict[str, Any]], temperature: float) -> str:
             kind = " ".join((["first"] if at == 0 else []) + (["served"] if name == served(one) else []))
             rows.append((kind, (
                 f"{one['set']} ({len(one['prompts'])})" if at == 0 else "", name + (" *" if name == one["fastest_off"] else ""),
-                f"{mode['decode_tokens_per_s']:.1f}", number(found and found["ratio"]), interval(found and found["ratio_ci95"]),
-                number(mode["tokens_per_verify"]) if drafts(name) else "", number(found and drafts(name) and found["cycle_cost"]),
+                f"{mode['decode_tokens_per_s']:.1f}", number(found and found["ratio"]), interval(found),
+                number(mode["tokens_per_verify"]) if drafts(name) else "", cost(name, found),
                 number(mode["accepted_share_of_drafted_tokens"]), *_sources(mode))))
     return _html_table(
         f"Temperature {temperature:g}, set by set, the worst first (prompts in brackets). * the fastest off; bold: the mode "

@@ -124,7 +124,7 @@ def acceptance(cells: Sequence[dict[str, Any]], summary: Sequence[dict[str, Any]
     def draw(axes: Any) -> None:
         for each, (temperature, mine) in zip(axes, panels, strict=True):
             lines = [one for one in summary if (one["live"], one["temperature"]) == (live, temperature)
-                     and any(one["positions"]["accepted"])]
+                     and any(one["positions"]["reached"])]
             always = next((one["mode"] for one in lines if one["mode"].endswith(FIXED)), served(mine[0]))
             for one in mine:
                 rates = one["modes"].get(always, {}).get("positions", {}).get("conditional", [])

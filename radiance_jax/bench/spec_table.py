@@ -19,19 +19,24 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[Row]:
             found = one["against_fastest_off"].get(name)
             star = " *" if name == one["fastest_off"] else " <" if name == served(one) else ""
             out.append((one["set"], str(len(one["prompts"])), name + star, f"{mode['decode_tokens_per_s']:.1f}",
-                        number(found and found["ratio"]), interval(found and found["ratio_ci95"]),
-                        number(mode["tokens_per_verify"]) if drafts(name) else "",
-                        number(found and drafts(name) and found["cycle_cost"]),
+                        number(found and found["ratio"]), interval(found),
+                        number(mode["tokens_per_verify"]) if drafts(name) else "", cost(name, found),
                         number(mode["accepted_share_of_drafted_tokens"])))
     return out
 
 
 def number(value: float | None) -> str:
-    return f"{value:.2f}" if value else ""
+    return "" if value is None else f"{value:.2f}"
 
 
-def interval(ends: Sequence[float] | None) -> str:
-    return f"{ends[0]:.2f} - {ends[1]:.2f}" if ends else ""
+def interval(found: dict[str, Any] | None) -> str:
+    """That of a speed-up; a single prompt has none."""
+    return "" if found is None or found["prompts"] < 2 else "{:.2f} - {:.2f}".format(*found["ratio_ci95"])
+
+
+def cost(mode: str, found: dict[str, Any] | None) -> str:
+    """The cycle cost of a mode that drafts."""
+    return number(found["cycle_cost"]) if found is not None and drafts(mode) else ""
 
 
 def show(result: dict[str, Any]) -> None:
