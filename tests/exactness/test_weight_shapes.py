@@ -53,7 +53,7 @@ def check(tp: int, dtype) -> None:
         assert len(seen) == 1, f"[{out}, {width}] {dtype.__name__} at tp {tp}"
 
 
-@pytest.mark.parametrize("dtype", (jnp.bfloat16, jnp.float32), ids=("bf16", "f32"))
+@pytest.mark.parametrize("dtype", (jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.slow)), ids=("bf16", "f32"))
 def test_a_row_is_its_own_in_every_product_of_the_default_model(dtype):
     check(1, dtype)
 

@@ -47,8 +47,8 @@ def test_logits_candidates_laws_and_walks_equal_the_references(variant: str, tp:
 
 
 @pytest.mark.parametrize("variant", (
-    "dflash_specforge", "dspark_specforge", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-        "dflash_speculators", "dflash2_zlab"))))
+    "dspark_specforge", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+        "dflash_specforge", "dflash_speculators", "dflash2_zlab"))))
 def test_above_temperature_zero_the_draft_is_drawn_with_the_targets_noise(variant: str):
     golden, running = np.load(GOLDEN / variant / "golden.npz"), run(variant, 1)
     cache = feed(running, running.empty, contexts(golden))
