@@ -20,7 +20,6 @@ from radiance_jax.engine.drafting import Drafting
 from radiance_jax.engine.state import DECODE, Capacity, State, state_specs
 from radiance_jax.engine.steps import Turn, trusted
 from radiance_jax.mesh import ArraySpec, abstract, partitions, replicated
-from radiance_jax.models.partition import Partition
 from radiance_jax.spec import evidence
 from radiance_jax.spec.drafter import Proposal
 

@@ -14,7 +14,6 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from radiance_jax import collectives
-from radiance_jax.engine import sampling
 from radiance_jax.engine.draft_programs import proposal_spec
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.kernels import Kernels, segments_of
