@@ -68,6 +68,9 @@ class EngineConfig(Config):
         int, "auto", "draft tokens verified at once, at most; auto: the depth that the drafter in the model's file declares, "
         "without one 7; 0 turns drafting off", SPEC, low=0, high=MAX_DRAFT_DEPTH,
         word="auto")
+    drafter: Literal["auto", "off"] = setting(
+        str, "auto", "whether the drafter in the model's file proposes, where there is one; off: as if there were none", SPEC,
+        choices=("auto", "off"))
     spec_ngram: int | None = setting(int, None, "tokens that prompt lookup may propose; 0 turns lookup off", SPEC,
                                      low=0, high=MAX_DRAFT_DEPTH)
     spec_ngram_max: int = setting(int, 4, "longest n-gram looked up", SPEC, low=1, high=32)

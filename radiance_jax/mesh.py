@@ -7,6 +7,7 @@ abstract values for ahead-of-time compilation and the slices a loader reads all 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,6 +50,20 @@ class ArraySpec:
 
 def replicated(shape: tuple[int, ...], dtype) -> ArraySpec:
     return ArraySpec(tuple(shape), np.dtype(dtype), (None,) * len(shape))
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, ArraySpec)
+
+
+def partitions(tree: Any) -> Any:
+    """The partition of every spec of a tree."""
+    return jax.tree.map(lambda spec: spec.partition, tree, is_leaf=_is_spec)
+
+
+def abstract(tree: Any, mesh: Mesh) -> Any:
+    """What ahead-of-time compilation takes in the place of the arrays that a tree of specs describes."""
+    return jax.tree.map(lambda spec: spec.abstract(mesh), tree, is_leaf=_is_spec)
 
 
 def place(spec: ArraySpec, mesh: Mesh, read: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:

@@ -11,6 +11,8 @@ from radiance_jax.config import EngineConfig, GenerateConfig, ServeConfig, parse
 from radiance_jax.errors import UserError
 from radiance_jax.flags import default_cache_dir, read_config
 from radiance_jax.host_devices import ensure_host_devices
+from radiance_jax.training.config import FAMILIES
+from radiance_jax.training.config import read_config as read_training
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
@@ -177,7 +179,10 @@ def test_host_devices_are_asked_for_only_before_jax(monkeypatch):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_shipped_configurations_read_in_every_door(path):
+def test_shipped_configurations_read_in_their_doors(path):
     assert yaml.safe_load(path.read_text())
+    if path.name.startswith("train_"):
+        assert read_training(path, ["data=ANSWERS"]).family in FAMILIES
+        return
     for schema in (ServeConfig, GenerateConfig):
         read_config(schema, ["--config", str(path)], prog="x", description="", environ={})

@@ -11,6 +11,8 @@ BENCHMARKS = {
     "tile": "what a step costs by row tile and live rows (CPU), beside engines that are not bit-exact",
     "kernels": "the Mosaic kernels one by one on a Hopper GPU: right, row-invariant, and their time over the floor",
     "step": "a whole step of a model's shape on a Hopper GPU: time, floor, bits by row count, beside non-exact products",
+    "spec": "what drafting does to answers, task by task: acceptance, speed-up, cycle cost; JSON and a page with pictures",
+    "doctor": "why acceptance is low: a drafter read otherwise than its file says, in taps, slots, mask, window, rope, template",
     "drafter": "propose and observe of a drafter's shape (random weights), over what its bytes cost",
     "exactness": "the promise, checked axis by axis: answers under other circumstances against the same alone, bit for bit",
     "policy": "drafting policies over recorded answers and prices of steps, in seconds and without a model",

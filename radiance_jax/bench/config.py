@@ -11,7 +11,7 @@ BENCH = "benchmark"
 FAST, OFF, ON = "off-fast", "off", "on"
 MODES = (FAST, OFF, ON)
 SETS = ("ordinary", "copy", "tasks")
-FIXED = "fixed"
+FIXED, SERVED = "fixed", "served"
 DTYPES = ("bf16", "f32")
 
 
@@ -84,7 +84,7 @@ class SpeedConfig(EngineConfig):
 class TileConfig(EngineConfig):
     """What `bench tile` measures."""
 
-    tiles: str = setting(str, "2,4,8,16", "row tiles of bit-exact engines", BENCH)
+    tiles: str = setting(str, "served,2,4,8,16", "row tiles of bit-exact engines; served: the heights that are served", BENCH)
     tile_dtypes: str = setting(str, "bf16", "dtypes of the bit-exact engines", BENCH)
     fast_dtypes: str = setting(str, ",".join(DTYPES), "dtypes of the engines that are not bit-exact", BENCH)
     rows: str = setting(str, "1,4,8,16", "sequences that decode together, one row each", BENCH)
@@ -95,7 +95,12 @@ class TileConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tiles", "rows"):
-            numbers(name, getattr(self, name))
+        numbers("rows", self.rows)
+        self.heights()
         for name in ("tile_dtypes", "fast_dtypes"):
             words(name, getattr(self, name), DTYPES)
+
+    def heights(self) -> tuple[int | None, ...]:
+        """None: as served."""
+        named = words("tiles", self.tiles)
+        return tuple(None if each == SERVED else numbers("tiles", each)[0] for each in named)

@@ -3,15 +3,19 @@
 Every request is answered once alone, one token a step, without a drafter: its *oracle*. Then all are answered again
 under other circumstances, axis by axis (`exactness_axes.py`), and everything the promise covers is compared bit for bit.
 Each axis also proves that its circumstance was there. Where bit-exact is promised, any difference makes the status 1.
+
+A long run is divided: `--processes 8` starts eight of itself, each on its own cores with its own prompts, and adds their
+records up (`exactness_driver.py`); `--part`, `--axes`, `--oracles` and `--merge` divide it by hand, also over days.
 """
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radiance_jax.bench import record
+from radiance_jax.bench import exactness_parts, record
 from radiance_jax.bench.config import BENCH, numbers, words
 from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.record import log
@@ -35,17 +39,35 @@ class ExactnessConfig(EngineConfig):
     axes: str = setting(str, ",".join(AXES), "what to vary", BENCH)
     crowd: int = setting(int, 8, "answers live at once where there is a crowd", BENCH, low=2)
     chunks: str = setting(str, "7,64", "rows of a step where prompts are cut, at most", BENCH)
-    depths: str = setting(str, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16", "draft depths, over a quarter of the prompts", BENCH)
+    depths: str = setting(str, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16", "draft depths", BENCH)
     sequences: str = setting(str, "1,32", "engines with other --max-num-seqs", BENCH)
     soak: int = setting(int, 0, "requests of the soak, which come and leave at random", BENCH, low=0)
-    out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
+    one_in: int = setting(int, 4, "again, depth, preempted, echo and process ask one in so many of the prompts; 1: all", BENCH,
+                          low=1)
+    limit_minutes: float | None = setting(float, None, "stop after so long; the record says what is missing (default: never)",
+                                          BENCH, low=0.0)
+    oracles: str | None = setting(str, None, "file of answers alone and undrafted: those in it are taken, others added, if it is "
+                                  "of this model, machine and version (default: none)", BENCH)
+    processes: int = setting(int, 1, "divide the prompts over so many processes, each on its own cores", BENCH, low=1)
+    part: str = setting(str, exactness_parts.WHOLE, "only these prompts: 3/8 is the third of eight parts", BENCH)
+    cores: str | None = setting(str, None, "run on these cores, as in 0,1 (default: all that are allowed)", BENCH)
+    merge: str | None = setting(str, None, "add up these records of --out, separated by commas, and run nothing", BENCH)
+    out: str | None = setting(str, None, "JSON file to write, anew after every axis (default: none)", BENCH)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        words("axes", self.axes, AXES)
         for name in ("chunks", "sequences"):
             numbers(name, getattr(self, name))
         self.depth_list()
+        exactness_parts.part_of(self.part)
+        if not self.asked():
+            raise UserError("--axes soak needs --soak N, the number of its requests", param="soak")
+        if self.processes > 1 and (self.part != exactness_parts.WHOLE or self.cores):
+            raise UserError("processes gives every process its part and its cores; leave part and cores out", param="processes")
+
+    def asked(self) -> list[str]:
+        """The axes to run; no soak without requests."""
+        return [name for name in words("axes", self.axes, AXES) if name != "soak" or self.soak]
 
     def depth_list(self) -> tuple[int, ...]:
         parts = words("depths", self.depths)
@@ -62,18 +84,50 @@ def main(argv: Sequence[str]) -> int:
     for line in (config.describe(), *remarks):
         log(line)
     record.check_writable(config.out)
-    ensure_host_devices(config.mesh_size)
-    from radiance_jax.bench.exactness_axes import measure  # after the environment is set
-    result = record.environment(PROG, argv, config)
-    measure(config, result)
-    show(result)
+    if config.merge is not None:
+        result = exactness_parts.merge([exactness_parts.read(path) for path in words("merge", config.merge)])
+        result["command"] = record.command(PROG, argv)
+    elif config.processes > 1:
+        from radiance_jax.bench.exactness_driver import drive
+
+        result = drive(config, argv)
+    else:
+        result = run(config, argv)
     if config.out is not None:
         record.write(config.out, result)
-    broken = [each for each in result["axes"] if each["differences"] and result["bit_exact"] or not each["proven"]]
-    for each in broken:
+    show(result)
+    return status(result)
+
+
+def run(config: ExactnessConfig, argv: Sequence[str]) -> dict[str, Any]:
+    """All axes asked for, in this process. `config.out` is written after each circumstance."""
+    if config.cores is not None:
+        record.pin(words("cores", config.cores))  # before jax counts them
+    ensure_host_devices(config.mesh_size)
+    from radiance_jax.bench.exactness_axes import measure  # after the environment is set
+
+    started, result = time.monotonic(), record.environment(PROG, argv, config)
+
+    def save() -> None:
+        result["seconds"] = time.monotonic() - started
+        if config.out is not None:
+            record.write(config.out, result)
+
+    measure(config, result, save, started + config.limit_minutes * 60 if config.limit_minutes is not None else None)
+    return result
+
+
+def status(result: dict[str, Any]) -> int:
+    """1, with the reasons in the log, if what is promised was not kept or is not proven."""
+    bad = [each for each in (*result["axes"], *result["unfinished"])
+           if each["differences"] and result["bit_exact"] or not each["proven"]]
+    for each in bad:
         log(f"error: {each['axis']}, {each['circumstance']}: " + (f"{each['differences'][0]}" if each["differences"] else
                                                                  f"the circumstance was not there: {each['activity']}"))
-    return FAILED if broken else 0
+    if not result["complete"]:
+        log(f"error: not complete{': ' + result['stopped'] if result.get('stopped') else ''}; missing, in whole or in part: "
+            f"{', '.join(result['missing'])}")
+    return FAILED if bad or not result["complete"] else 0
 
 
 def show(result: dict[str, Any]) -> None:
@@ -95,7 +149,8 @@ def show(result: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = 140
     console.print(made)
-    cases, differences = (sum(each) for each in zip(*((a["cases"], len(a["differences"])) for a in result["axes"]), strict=True))
+    cases = sum(each["cases"] for each in result["axes"])
+    differences = sum(len(each["differences"]) for each in result["axes"])
     promise = "promised" if result["bit_exact"] else "NOT promised (bit-exact is off)"
     console.print(f"{cases} answers compared, {differences} differ; equality is {promise}")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import queue
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,10 @@ from radiance_jax.errors import RadianceError
 
 TOPS = 20
 WAYS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "temperature 1": {"temperature": 1.0}}
+
+
+class OutOfTime(RadianceError):
+    """The run has reached `--limit-minutes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +64,8 @@ def digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def ask_all(engine: Any, asks: Sequence[Ask], live: int, **changes: Any) -> list[Told]:
-    """Answers all, `live` at a time: when one ends the next is sent."""
+def ask_all(engine: Any, asks: Sequence[Ask], live: int, until: float | None = None, **changes: Any) -> list[Told]:
+    """Answers all, `live` at a time: when one ends the next is sent. Raises `OutOfTime` past `until` (of `time.monotonic`)."""
     news: queue.SimpleQueue[tuple[int, Delta]] = queue.SimpleQueue()
     told = [Told() for _ in asks]
     running: dict[int, int] = {}
@@ -71,6 +76,7 @@ def ask_all(engine: Any, asks: Sequence[Ask], live: int, **changes: Any) -> list
                 number = waiting.pop()
                 running[number] = engine.submit(asks[number].ids, asks[number].params(**changes), partial(_put, news, number))
             number, delta = news.get()
+            check(until)
             told[number].hear(delta)
             if delta.finish_reason is not None:
                 del running[number]
@@ -78,6 +84,11 @@ def ask_all(engine: Any, asks: Sequence[Ask], live: int, **changes: Any) -> list
         for sequence in running.values():
             engine.abort(sequence)
     return told
+
+
+def check(until: float | None) -> None:
+    if until is not None and time.monotonic() >= until:
+        raise OutOfTime("out of time (--limit-minutes)")
 
 
 def _put(news: queue.SimpleQueue, number: int, delta: Delta) -> None:

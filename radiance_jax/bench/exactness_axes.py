@@ -1,145 +1,61 @@
 """The circumstances of `bench exactness`, axis by axis. A new one is one more function in `RUNS`."""
 
+import queue
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from radiance_jax.bench import exactness_process, forced, prompt_sets
-from radiance_jax.bench.config import engine_values, numbers, words
+from radiance_jax.bench import exactness_process, forced
+from radiance_jax.bench.config import numbers
 from radiance_jax.bench.exactness import ExactnessConfig
-from radiance_jax.bench.exactness_asks import WAYS, Ask, Told, ask_all, differences
+from radiance_jax.bench.exactness_asks import Ask, OutOfTime, Told, check, differences
+from radiance_jax.bench.exactness_parts import share
+from radiance_jax.bench.exactness_run import Run
 from radiance_jax.bench.record import log
-from radiance_jax.config import MAX_DRAFT_DEPTH, EngineConfig
-from radiance_jax.container.default_model import ensure_default_model
-from radiance_jax.container.hub import locate_model
-from radiance_jax.container.source import open_model
-from radiance_jax.engine.build import choose, container_drafter
+from radiance_jax.engine.build import choose
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Plan
-from radiance_jax.errors import RadianceError, UserError
-from radiance_jax.models.config import parse_config
-from radiance_jax.spec.drafter import Drafter
-from radiance_jax.text.chat import ChatTemplate
-from radiance_jax.text.tokenizer import Tokenizer
+from radiance_jax.errors import RadianceError
 
-PROMPTS = "spec_bench_100"
 PATTERN = (3, 0, 16, 1)
-CONTEXTS = 64  # contexts are rounded up to a multiple of this
 
 
-class Run:
-    """The engine under test, the requests, their oracles, and the outcomes so far."""
-
-    def __init__(self, config: ExactnessConfig):
-        self.config = config
-        self.options, self.asks, self.drafter = _prepare(config)
-        self.chosen = choose(self.options, jax.default_backend(), self.drafter)
-        self.outcomes: list[dict[str, Any]] = []
-        self.hooks = forced.hooks(len(self.asks), config.max_tokens + 1, self.chosen.depth)
-        self.engine = Engine.load(self.options, log, self.hooks)
-        self.vocab = self.engine.model_config.vocab_size
-        self.oracle: list[dict[str, Any]] = []
-
-    @property
-    def few(self) -> list[Ask]:
-        """A quarter of the prompts, each way."""
-        return self.asks[:max(len(self.asks) // 8, 1) * 2]
-
-    def learn(self) -> None:
-        """Alone, one token a step, in as few prefill chunks as there can be, undrafted."""
-        start = time.monotonic()
-        told = ask_all(self.engine, self.asks, 1, max_draft_tokens=0)
-        if any(set(each.steps) != {1} or each.stats.num_draft_tokens for each in told):
-            raise RadianceError("the oracle must be made one token a step")
-        self.oracle = [each.record() for each in told]
-        log(f"{len(told)} oracles in {time.monotonic() - start:.0f} s")
-
-    def compare(self, axis: str, circumstance: str, asks: Sequence[Ask], told: Sequence[Told], start: float,
-                proven: Callable[[dict[str, int]], bool] = lambda activity: True, **activity: Any) -> None:
-        """Adds an outcome. `asks` are the first ones of all; activity is what the answers say and what the caller adds."""
-        made = {"draft_tokens": sum(each.stats.num_draft_tokens for each in told),
-                "accepted": sum(each.stats.num_accepted_draft_tokens for each in told)} | activity
-        found = differences(asks, [each.record() for each in told], [self.oracle[each.seed] for each in asks])
-        self.add(axis, circumstance, len(told), found, made, proven(made), start)
-
-    def add(self, axis: str, circumstance: str, cases: int, found: list, activity: dict, proven: bool, start: float) -> None:
-        self.outcomes.append({"axis": axis, "circumstance": circumstance, "cases": cases, "differences": found,
-                              "activity": activity, "proven": bool(proven), "seconds": time.monotonic() - start})
-        log(f"{axis}, {circumstance}: {cases} answers, {len(found)} differ" + ("" if proven else "; NOT PROVEN"))
-
-    def proposals(self, pattern: Sequence[int], depth: int) -> dict[str, Any]:
-        """Of which exactly `pattern` is accepted, step by step, of every request."""
-        knobs = forced.table(len(self.asks), self.config.max_tokens + 1, depth)
-        for ask in self.asks:
-            knobs["drafts"][ask.seed], knobs["count"][ask.seed] = forced.accepting(
-                pattern, self.oracle[ask.seed]["ids"], self.config.max_tokens + 1, depth, self.vocab)
-        return knobs
-
-    @contextmanager
-    def proposing(self, pattern: Sequence[int]) -> Iterator[None]:
-        """Within, that is proposed."""
-        self.engine._device.turn(self.proposals(pattern, self.chosen.depth))
-        try:
-            yield
-        finally:
-            self.engine._device.turn(self.hooks.knobs)
-
-
-def measure(config: ExactnessConfig, result: dict[str, Any]) -> None:
-    """Runs the axes asked for, and fills `result`."""
-    run = Run(config)
+def measure(config: ExactnessConfig, result: dict[str, Any], save: Callable[[], None], until: float | None) -> None:
+    """Runs the axes asked for, and fills `result`; `save` is called whenever there is more in it."""
+    asked = config.asked()
+    result |= {"complete": False, "missing": list(asked), "asked": asked, "covered": {}, "axes": [], "unfinished": [],
+               "compiles_after_warmup": 0}
+    run = Run(config, save, until)
     try:
-        result["bit_exact"] = run.engine.exact
-        result["engine"] = asdict(run.chosen) | {"tiles": run.engine._tiles, "capacity": asdict(run.engine.capacity)}
+        result |= {"bit_exact": run.engine.exact, "manifest": run.manifest,
+                   "engine": asdict(run.chosen) | {"tiles": run.engine._tiles, "capacity": asdict(run.engine.capacity)},
+                   "requests": [{"prompt": each.name, "way": each.way, "prompt_tokens": len(each.ids)} for each in run.asks]}
+        save()
         run.learn()
-        for name in words("axes", config.axes):
+        for name in asked:
+            check(until)
+            run.outcomes = result["unfinished"] = []
             RUNS[name](run)
-        result["compiles_after_warmup"] = run.engine.stats().compiles_after_warmup
+            result["axes"] += [{key: value for key, value in each.items() if key != "part"} for each in run.outcomes]
+            result["covered"][name], result["unfinished"] = [config.part], []
+            result["missing"].remove(name)
+            result["complete"] = not result["missing"]
+            save()
+    except OutOfTime as end:
+        result["stopped"] = f"{end}"
     finally:
+        result["compiles_after_warmup"] = run.engine.stats().compiles_after_warmup
         run.engine.close()
-    result["requests"] = [{"prompt": each.name, "way": each.way, "prompt_tokens": len(each.ids)} for each in run.asks]
-    result["axes"] = run.outcomes
-
-
-def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask], Drafter | None]:
-    """The engine's configuration, with its model named and with room for prompts and answers; the requests; and the
-    drafter in the model's file, beyond whose block no depth goes."""
-    dtype = choose(config, jax.default_backend()).dtype
-    path = locate_model(config.model, log=log) if config.model else ensure_default_model(Path(config.cache_dir), dtype)
-    model = open_model(path)
-    tokenizer = Tokenizer.from_model(model)
-    prompts = prompt_sets.read(prompt_sets.FOLDER / f"{PROMPTS}.jsonl", PROMPTS)[:config.prompts]
-    prompts = prompt_sets.encode(prompts, tokenizer, ChatTemplate.from_model(model, tokenizer))
-    settings = parse_config(model.config)
-    drafter, _ = container_drafter(model, settings)
-    deepest = min(max(config.depth_list()), drafter.block if drafter else MAX_DRAFT_DEPTH)
-    limit = min(settings.max_position, config.max_model_len or 2**31)
-    need = max(len(each.ids) for each in prompts) + config.max_tokens
-    if need > limit:
-        raise UserError(f"prompt and answer must fit the context of {limit} tokens; the longest needs {need}", param="max_tokens")
-    depth = config.num_speculative_tokens
-    if not depth or config.spec_ngram == 0 and drafter is None:
-        raise UserError("num_speculative_tokens and spec_ngram must be more than 0: drafting is what is compared",
-                        param="num_speculative_tokens")
-    options = EngineConfig(**engine_values(config) | {
-        "model": str(path), "max_model_len": config.max_model_len or min(-(-need // CONTEXTS) * CONTEXTS, limit),
-        "num_speculative_tokens": deepest if depth == "auto" else depth,
-        "draft_window": "fixed",  # but where a policy is asked for
-        "spec_ngram_min": 1,  # one token that came before is enough: more drafts, more of them wrong
-        "max_num_seqs": max(config.max_num_seqs, config.crowd)})
-    asks = [(prompt, way) for prompt in prompts for way in WAYS]
-    return options, [Ask(name=prompt.id, ids=prompt.ids, seed=number, way=way, max_tokens=config.max_tokens)
-                     for number, (prompt, way) in enumerate(asks)], drafter
+        save()
 
 
 # ---- axes ----
@@ -148,13 +64,13 @@ def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask], Drafter 
 def again(run: Run) -> None:
     """The same once more: what an engine did before leaves no trace."""
     start = time.monotonic()
-    run.compare("again", "alone, undrafted", run.few, ask_all(run.engine, run.few, 1, max_draft_tokens=0), start)
+    run.compare("again", "alone, undrafted", run.few, run.ask(run.few, 1, max_draft_tokens=0), start)
 
 
 def crowd(run: Run) -> None:
     for drafts in (0, None):
         start, before = time.monotonic(), run.engine.stats().steps
-        told = ask_all(run.engine, run.asks, run.config.crowd, max_draft_tokens=drafts)
+        told = run.ask(run.asks, run.config.crowd, max_draft_tokens=drafts)
         steps = run.engine.stats().steps - before
         run.compare("crowd", f"{run.config.crowd} at once, " + ("undrafted" if drafts == 0 else "lookup"), run.asks, told, start,
                     lambda a: a["steps"] < a["tokens"], steps=steps, tokens=sum(len(each.ids) for each in told))
@@ -162,7 +78,7 @@ def crowd(run: Run) -> None:
 
 def lookup(run: Run) -> None:
     start = time.monotonic()
-    run.compare("lookup", "alone", run.asks, ask_all(run.engine, run.asks, 1), start,
+    run.compare("lookup", "alone", run.asks, run.ask(run.asks, 1), start,
                 lambda a: a["draft_tokens"] > 0)
 
 
@@ -186,7 +102,7 @@ def policy(run: Run) -> None:
         seen.clear()
         planner.rules = replace(rules, policy=choose)
         try:
-            told = ask_all(run.engine, run.asks, run.config.crowd, draft_window="adaptive")
+            told = run.ask(run.asks, run.config.crowd, draft_window="adaptive")
         finally:
             planner.rules = rules
         run.compare("policy", f"{run.config.crowd} at once, depths {name}", run.asks, told, start,
@@ -199,7 +115,7 @@ def chunks(run: Run) -> None:
         start, before, whole = time.monotonic(), run.engine.stats().steps, scheduler.budget
         scheduler.budget = min(rows, whole)
         try:
-            told = ask_all(run.engine, run.asks, 1, max_draft_tokens=0)
+            told = run.ask(run.asks, 1, max_draft_tokens=0)
         finally:
             scheduler.budget = whole
         several = sum(len(each.ids) > rows for each in run.asks)
@@ -213,7 +129,7 @@ def _forced(run: Run, axis: str, circumstance: str, pattern: Sequence[int], live
     start = time.monotonic()
     depth = min(changes.get("max_draft_tokens") or run.chosen.depth, run.chosen.depth)
     with run.proposing(pattern):
-        told = ask_all(run.engine, run.asks, live, **changes)
+        told = run.ask(run.asks, live, **changes)
     as_forced = sum(each.steps[1:] == forced.steps_of(pattern, len(each.ids), depth) for each in told)
     run.compare(axis, circumstance, run.asks, told, start,
                 lambda a: a["draft_tokens"] > 0 and (live > 1 or a["answers_in_forced_steps"] == len(told)),
@@ -241,7 +157,7 @@ def depth(run: Run) -> None:
             continue
         start = time.monotonic()
         with run.proposing((run.chosen.depth,)):
-            told = ask_all(run.engine, run.few, 1, max_draft_tokens=most)
+            told = run.ask(run.few, 1, max_draft_tokens=most)
         run.compare("depth", f"{most} drafts a step", run.few, told, start, lambda a, most=most: a["longest_run"] == min(
             most + 1, run.config.max_tokens - 1), longest_run=max(max(each.steps[1:], default=1) for each in told))
 
@@ -253,12 +169,12 @@ def preempted(run: Run) -> None:
 
     def planned() -> Plan:
         if next(count) % 5 == 4 and scheduler.running:
-            scheduler._preempt(scheduler.running[-1], Plan())
+            scheduler._preempt(scheduler.running[-1])
         return plan()
 
     scheduler.plan = planned
     try:
-        told = ask_all(run.engine, run.few, 3)
+        told = run.ask(run.few, 3)
     finally:
         del scheduler.plan
     run.compare("preempted", "3 at once, one sent away every 5 steps", run.few, told, start, lambda a: a["preemptions"] > 0,
@@ -271,18 +187,17 @@ def echo(run: Run) -> None:
     for ask in run.few:
         bits, box = run.oracle[ask.seed]["logprob bits"], []
         ids = (*ask.ids, *run.oracle[ask.seed]["ids"][:-1])
+        check(run.until)
         told = _wait(run.engine, ids, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True), box)
         read = [score.logprob.hex() for score in told[len(ask.ids):]]
         at = next((i for i, (a, b) in enumerate(zip(read, bits[:-1], strict=True)) if a != b), None)
         if at is not None:
             found.append({"prompt": ask.name, "way": ask.way, "what": "prompt logprob bits", "first_at": at})
-    run.add("echo", "answers read as prompts", len(run.few), found, {"prompt_logprobs": len(run.few) * (run.config.max_tokens - 1)},
-            True, start)
+    run.add("echo", "answers read as prompts", len(run.few), found,
+            {"prompt_logprobs": len(run.few) * (run.config.max_tokens - 1)}, True, start)
 
 
 def _wait(engine: Engine, ids: Sequence[int], params: SamplingParams, scores: list) -> list:
-    import queue
-
     news: queue.SimpleQueue = queue.SimpleQueue()
     engine.submit(ids, params, news.put)
     while True:
@@ -297,16 +212,17 @@ def _wait(engine: Engine, ids: Sequence[int], params: SamplingParams, scores: li
 def capacity(run: Run) -> None:
     """Engines of other sizes: sequences, rows, pool, draft depth."""
     for slots in numbers("sequences", run.config.sequences):
+        check(run.until)
         start = time.monotonic()
         options = replace(run.options, max_num_seqs=slots, num_speculative_tokens="auto", kv_pages=None,
                           max_num_batched_tokens=None if slots > 1 else 16)
         depth = choose(options, jax.default_backend(), run.drafter).depth
-        engine = Engine.load(options, log, forced.hooks(len(run.asks), run.config.max_tokens + 1, depth))
+        engine = Engine.load(options, log, forced.hooks(len(run.everything), run.config.max_tokens + 1, depth))
         try:
             engine._device.turn(run.proposals((2, 0, depth), depth))
-            told = ask_all(engine, run.asks, min(slots, 2 * run.config.crowd))
-            run.compare("capacity", f"--max-num-seqs {slots}, {engine.capacity.rows} rows, drafts of {depth}", run.asks, told, start,
-                        lambda a, engine=engine: 0 < a["accepted"] < a["draft_tokens"] and engine._tiles == run.engine._tiles,
+            told = run.ask(run.asks, min(slots, 2 * run.config.crowd), engine)
+            run.compare("capacity", f"--max-num-seqs {slots}, {engine.capacity.rows} rows, drafts of {depth}", run.asks, told,
+                        start, lambda a, engine=engine: 0 < a["accepted"] < a["draft_tokens"] and engine._tiles == run.engine._tiles,
                         pages=engine.capacity.pages - 1)
         finally:
             engine.close()
@@ -319,8 +235,13 @@ def process(run: Run) -> None:
             start = time.monotonic()
             options = replace(run.options, cache_dir=folder)
             exactness_process.write(Path(folder), options, run.few, run.config.crowd, run.proposals(PATTERN, run.chosen.depth))
-            done = subprocess.run([sys.executable, "-m", exactness_process.__name__, folder],
-                                  stdout=subprocess.PIPE, text=True, check=False)
+            left = None if run.until is None else max(run.until - time.monotonic(), 0.0)
+            try:
+                done = subprocess.run([sys.executable, "-m", exactness_process.__name__, folder], stdout=subprocess.PIPE,
+                                      text=True, check=False, timeout=left)
+            except subprocess.TimeoutExpired:
+                check(run.until)
+                raise
             if done.returncode:
                 raise RadianceError(f"a fresh process ended with status {done.returncode}")
             answer = exactness_process.read(done.stdout)
@@ -334,17 +255,14 @@ def process(run: Run) -> None:
 def soak(run: Run) -> None:
     """Requests come at random and some leave before they are done; those that stay equal their oracles, the others begin
     like them. Half of them get lookup's proposals, half get forced ones."""
-    count, chance, start = run.config.soak, random.Random(run.config.seed), time.monotonic()
-    if not count:
-        return
+    count, start = share(run.config.soak, run.part), time.monotonic()
+    chance = random.Random(f"{run.config.seed} {run.config.part}")
     drafts = accepted = aborted = done = 0
     knobs = run.proposals(PATTERN, run.chosen.depth)
     knobs["count"][::4] = knobs["count"][1::4] = forced.LOOKUP  # seeds go prompt by prompt, two ways each
     run.engine._device.turn(knobs)
     found: list[dict[str, Any]] = []
     running: dict[int, tuple[Ask, Told, int | None]] = {}
-    import queue
-
     news: queue.SimpleQueue = queue.SimpleQueue()
     while done < count:
         while len(running) < run.config.crowd and len(running) + done < count:
@@ -358,6 +276,7 @@ def soak(run: Run) -> None:
             if chance.random() < 0.5:
                 break  # the next one comes a little later
         box, delta = news.get()
+        check(run.until)
         while not box:
             time.sleep(1e-4)
         ask, told, leaves = running[box[0]]
@@ -374,8 +293,9 @@ def soak(run: Run) -> None:
             if done % 100 == 0:
                 log(f"soak: {done} of {count}, {len(found)} differ")
     run.engine._device.turn(run.hooks.knobs)
-    run.add("soak", f"{count} requests, {run.config.crowd} live", count, found,
-            {"aborted": aborted, "draft_tokens": drafts, "accepted": accepted}, aborted > 0 and accepted > 0, start)
+    run.add("soak", f"{run.config.crowd} live, coming and leaving at random", count, found,
+            {"requests": count, "aborted": aborted, "draft_tokens": drafts, "accepted": accepted},
+            aborted > 0 and accepted > 0, start)
 
 
 RUNS: dict[str, Callable[[Run], None]] = {

@@ -10,13 +10,14 @@ import numpy as np
 
 from radiance_jax.bench.config import numbers, words
 from radiance_jax.bench.kernels import REPEATS, SHAPES, KernelsConfig, compile_all, repeated, seconds
+from radiance_jax.bench.kernels_attention import attention  # noqa: F401  a part like the others
 from radiance_jax.bench.record import log
 from radiance_jax.pallas import norm, rope
 from radiance_jax.pallas import product as products
-from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
+from radiance_jax.pallas.paged_attention import make_segments
 from radiance_jax.pallas.product import Tile
 from radiance_jax.pallas.tiles import SHARED_MEMORY, choose
-from radiance_jax.pallas.verify_attention import SplitShape, make_places, segment_height, verify_attention
+from radiance_jax.pallas.verify_attention import make_places, segment_height
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 MOST = 512
@@ -134,55 +135,6 @@ def tiles(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
                     f"{us:.1f} {t.columns}x{t.depth}x{t.stages}" for us, t, _ in best[:5]))
                 out.append({"kernel": name, "shape": shape, "k": k, "n": n, "gated": gated, "rows": rows, "floor_us": floor,
                             "differ": sum(d for *_, d in best), "tiles": [[us, str(t)] for us, t, _ in best]})
-    return out
-
-
-def attention(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
-    """Decode and verify rows of one and of eight sequences; a row's bits alone, in company, with mates before it."""
-    out = []
-    heads, groups, size, page = 32, 8, 128, 64
-    share = heads // groups
-    height = segment_height(share, size)
-    for context in numbers("context", config.context):
-        pages = -(-context // page)
-        cache = jax.random.normal(jax.random.key(5), (8 * pages + 1, 2 * groups, page, size), BF16)
-        tables = 1 + jax.random.permutation(jax.random.key(6), 8 * pages).reshape(8, pages).astype(jnp.int32)
-        every = jax.random.normal(jax.random.key(7), (8, 16, heads, size), BF16)  # the queries of 8 sequences, 16 rows each
-        for split in numbers("splits", config.splits):
-            how = SplitShape(split=split, most=-(-context // split))
-            kept: dict[tuple[int, int], np.ndarray] = {}
-            for sequences, each in ((1, 1), (1, 8), (1, 16), (8, 1), (8, 8), (8, 16)):
-                rows = max(sequences * each, 8)
-                count = jnp.where(jnp.arange(8) < sequences, each, 0)
-                position = jnp.full(8, context - 16)
-                start = jnp.cumsum(count) - count
-                segments = make_segments(start, count, position, height, 8 + rows // height)
-                places = make_places(segments, rows)
-                flat = every[:sequences, :each].reshape(-1, groups, share, size)
-                q = jnp.zeros((places.segments + 1, groups, height, share, size), BF16)
-                q = q.at[places.segment[:len(flat)], :, places.index[:len(flat)]].set(flat)
-                q = jnp.pad(q.reshape(places.segments + 1, groups, height * share, size),
-                            ((0, 0), (0, 0), (0, 64 - height * share), (0, 0)))
-                caches = [cache] if 8 * pages * page * size * groups * 4 > 1e8 else [cache + i for i in range(4)]
-                attend = lambda q, c, s=segments, p=places, h=how: verify_attention(q, c, tables, s, p, share=share, how=h)  # noqa: E731
-                y = jax.jit(attend)(q, cache)[:len(flat)]
-                f = jax.jit(repeated(attend, repeats=50))
-                bits = _bits(y).reshape(sequences, each, -1)
-                differ = 0
-                for s in range(sequences):
-                    for r in range(each):
-                        differ += int((kept.setdefault((s, r), bits[s, r]) != bits[s, r]).any())
-                oracle = paged_attention(flat.reshape(len(flat), heads, size).astype(F32), cache.astype(F32).reshape(
-                    -1, 2, groups, page, size), tables, segments, AttentionShape(height=height, block_pages=1, loop=False))
-                error = float(jnp.abs(y.astype(F32) - oracle.reshape(len(flat), -1)).max() / jnp.abs(oracle).max())
-                moved = sequences * 2 * groups * size * 2 * (context - 16 + each) + 2 * 2 * len(flat) * heads * size
-                took = seconds(lambda f=f, q=q, c=caches: f(q, *c), 1) / len(caches) / 50
-                one = {"kernel": "attention", "context": context, "split": split, "sequences": sequences, "rows_each": each,
-                       "us": 1e6 * took, "floor_us": 1e6 * moved / bandwidth, "of_copy_bandwidth": moved / took / bandwidth,
-                       "differ": differ, "relative_error": error, "wrong": not error < 1e-2}
-                log(f"attention {sequences} x {each} rows, context {context}, split {split}: {1e6 * took:.1f} us, "
-                    f"{100 * one['of_copy_bandwidth']:.0f} % of copy bandwidth, {differ} differ, error {error:.1e}")
-                out.append(one)
     return out
 
 

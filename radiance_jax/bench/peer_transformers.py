@@ -84,8 +84,8 @@ def answer(model, mode: str, ids: list[int], max_tokens: int, lookup_tokens: int
     import torch
     from transformers import GenerationConfig, StoppingCriteriaList
 
-    how = {"static": {"cache_implementation": "static"}, "lookup": {"prompt_lookup_num_tokens": lookup_tokens}, "dynamic": {}}[mode]
-    options = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **how)
+    ways = {"static": {"cache_implementation": "static"}, "lookup": {"prompt_lookup_num_tokens": lookup_tokens}, "dynamic": {}}
+    options = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **ways[mode])
     tokens = torch.tensor([ids], device=model.device)
     first = FirstTokens(len(ids))
     start = time.perf_counter()
@@ -127,7 +127,8 @@ def main() -> None:
            "threads": torch.get_num_threads(), "attention": str(getattr(model.config, "_attn_implementation", ""))})
     for line in sys.stdin:
         task = json.loads(line)
-        reply({"answers": [answer(model, task["mode"], ids, task["max_tokens"], options.lookup_tokens) for ids in task["prompts"]]})
+        mode, most = task["mode"], task["max_tokens"]
+        reply({"answers": [answer(model, mode, ids, most, options.lookup_tokens) for ids in task["prompts"]]})
 
 
 if __name__ == "__main__":

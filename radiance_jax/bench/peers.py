@@ -5,7 +5,7 @@ order that changes each time. transformers runs the same weights in a process an
 with a static cache and with prompt lookup; servers are named by address (`--url`).
 
 decode: tokens after the first ones, over the time after them. overall: all tokens over all time, prompts included. The
-ratio is how many times longer a peer takes for the same answers than the first of our modes, prompts included, with an
+ratio is how many times longer one takes for the same answers than we do (`on`, if it is measured), prompts included, with an
 interval from resampling prompts. A server is measured through HTTP, which costs it a millisecond or so an answer, and one
 that keeps prompts it has seen finds each again in every round but the first: turn that off for a fair comparison.
 """
@@ -13,14 +13,14 @@ that keeps prompts it has seen finds each again in every round but the first: tu
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from radiance_jax.bench import record
-from radiance_jax.bench.config import BENCH, MODES, SETS, numbers, words
+from radiance_jax.bench.config import BENCH, MODES, OFF, ON, SETS, words
 from radiance_jax.bench.door import door
 from radiance_jax.bench.http import targets
 from radiance_jax.bench.peer_answers import Answer, Peer, Server, Transformers, TransformersMode, ours
@@ -48,7 +48,8 @@ class PeersConfig(EngineConfig):
     peers: str | None = setting(str, None, "of transformers: static (cache of a fixed size), lookup (prompt lookup decoding), "
                                 "dynamic; separated by commas (default: none)", BENCH)
     peer_python: str = setting(str, sys.executable, "a Python that has torch and transformers", BENCH)
-    peer_dtype: str | None = setting(str, None, "dtype of the peer's weights (default: this engine's)", BENCH, choices=("bf16", "f32"))
+    peer_dtype: str | None = setting(str, None, "dtype of the peer's weights (default: this engine's)", BENCH,
+                                     choices=("bf16", "f32"))
     peer_threads: int | None = setting(int, None, "the peer's threads (default: torch's own)", BENCH, low=1)
     peer_device: str = setting(str, "auto", "where the peer runs: auto, cpu, cuda, ...", BENCH)
     lookup_tokens: int = setting(int, 10, "tokens that transformers' prompt lookup proposes, at most", BENCH, low=1)
@@ -117,12 +118,13 @@ def others(config: PeersConfig, dtype: str, stack: ExitStack) -> list[Peer]:
                             f"radiance_jax.convert {config.model} OUT.rad", param="model")
         if not Path(config.peer_python).is_file():
             raise UserError(f"peer_python: no such file: {config.peer_python}", param="peer_python")
-        options = ["--dtype", config.peer_dtype or dtype, "--device", config.peer_device, "--lookup-tokens", str(config.lookup_tokens)]
-        process = Transformers(config.peer_python, config.model,
-                               [*options, *(["--threads", str(config.peer_threads)] if config.peer_threads else [])])
+        options = ["--dtype", config.peer_dtype or dtype, "--device", config.peer_device]
+        options += ["--threads", str(config.peer_threads)] if config.peer_threads else []
+        process = Transformers(config.peer_python, config.model, [*options, "--lookup-tokens", str(config.lookup_tokens)])
         stack.callback(process.close)
         found += [TransformersMode(process, mode) for mode in words("peers", config.peers)]
-    return found + [Server(each.name, each.url, config.api_key, config.timeout) for each in (targets(config) if config.url else ())]
+    servers = targets(config) if config.url else ()
+    return found + [Server(each.name, each.url, config.api_key, config.timeout) for each in servers]
 
 
 def measure(config: PeersConfig, prompts: Sequence[Prompt], peers: Sequence[Peer], result: dict[str, Any]) -> None:
@@ -130,8 +132,9 @@ def measure(config: PeersConfig, prompts: Sequence[Prompt], peers: Sequence[Peer
     from radiance_jax.bench.engines import modes, prepare  # after the environment is set
 
     prompts, engine = prepare(config, prompts)
-    with modes(config, engine, log) as made, engines(made) as own:
-        everyone: list[Peer] = [*own, *peers]
+    with modes(config, engine, log) as made:
+        ranks = {ON: 0, OFF: 1}
+        everyone: list[Peer] = [*map(Ours, sorted(made, key=lambda mode: ranks.get(mode.name, 2))), *peers]
         for each in everyone:
             each.answer(prompts[:1], WARM_UP_TOKENS)
         answers: dict[tuple[str, str], list[Answer]] = {}
@@ -144,8 +147,8 @@ def measure(config: PeersConfig, prompts: Sequence[Prompt], peers: Sequence[Peer
                     answers.setdefault((prompt.set, each.name), []).extend(each.answer([prompt], config.max_tokens))
         result["machine"]["cores_busy_with_peers_and_others"] = watch.cores()
         result["who"] = {each.name: each.facts for each in everyone}
-        tokenizer = made[0].engine.tokenizer
-        result["cells"] = [cell(name, each.name, answers[name, everyone[0].name], answers[name, each.name], tokenizer, config.seed)
+        tokenizer, first = made[0].engine.tokenizer, everyone[0].name
+        result["cells"] = [cell(name, each.name, answers[name, first], answers[name, each.name], tokenizer, config.seed)
                            for name in dict.fromkeys(prompt.set for prompt in prompts) for each in everyone]
 
 
@@ -159,12 +162,6 @@ class Ours:
         from radiance_jax.bench.measure import greedy, serve
         params = replace(greedy(max_tokens, self._mode.max_draft_tokens, self._mode.window), logprobs=None)
         return ours(serve(self._mode.engine, prompts, params, live=1, round=0))
-
-
-@contextmanager
-def engines(made: Sequence[Any]) -> Iterator[list[Ours]]:
-    """Our modes, the one that is measured against first."""
-    yield [Ours(mode) for mode in reversed(made)]
 
 
 def cell(name: str, who: str, first: Sequence[Answer], answers: Sequence[Answer], tokenizer: Any, seed: int) -> dict[str, Any]:
@@ -200,4 +197,5 @@ def agreement(first: Sequence[Answer], answers: Sequence[Answer], tokenizer: Any
             continue
         equal += each.ids == wanted
         before.append(next((i for i, (a, b) in enumerate(zip(each.ids, wanted, strict=False)) if a != b), len(wanted)))
-    return {"equal": equal, "of": len(answers), "mean_tokens_before_the_first_difference": statistics.fmean(before) if before else None}
+    return {"equal": equal, "of": len(answers),
+            "mean_tokens_before_the_first_difference": statistics.fmean(before) if before else None}

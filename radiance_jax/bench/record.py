@@ -31,7 +31,7 @@ def environment(prog: str, argv: Sequence[str], config: Config) -> dict[str, Any
     device = jax.devices()[0]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([*prog.split(), *map(portable, argv)]),
+        "command": command(prog, argv),
         "machine": {
             "platform": device.platform, "device": device.device_kind, "devices": jax.device_count(),
             "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "system": platform.platform(),
@@ -43,6 +43,10 @@ def environment(prog: str, argv: Sequence[str], config: Config) -> dict[str, Any
         "configuration": {name: portable(value) for name, value in vars(config).items()
                           if value is not None and name != "cache_dir"},
     }
+
+
+def command(prog: str, argv: Sequence[str]) -> str:
+    return shlex.join([*prog.split(), *map(portable, argv)])
 
 
 def portable(value: Any) -> Any:
@@ -106,8 +110,19 @@ def check_writable(path: str | None) -> None:
         raise UserError(f"out must be a file in a folder that can be written; got {path}", param="out")
 
 
+def pin(cores: Sequence[str]) -> None:
+    """Keeps this process on these cores. Raises `UserError` for those it may not use."""
+    allowed = os.sched_getaffinity(0)
+    if not all(each.isascii() and each.isdigit() and int(each) in allowed for each in cores):
+        raise UserError(f"cores must be some of {', '.join(map(str, sorted(allowed)))}; got {','.join(cores)}", param="cores")
+    os.sched_setaffinity(0, set(map(int, cores)))
+
+
 def write(path: str, record: dict[str, Any]) -> None:
-    Path(path).write_text(json.dumps(_rounded(record), indent=1) + "\n", encoding="utf-8")
+    """In one piece: a reader finds the old file or the new one, never half of it."""
+    half = Path(f"{path}.{os.getpid()}.tmp")
+    half.write_text(json.dumps(_rounded(record), indent=1) + "\n", encoding="utf-8")
+    os.replace(half, path)
 
 
 def _rounded(value: Any) -> Any:

@@ -40,6 +40,7 @@ class StepConfig(Config):
     context: str = setting(str, "1024,8192", "tokens before the rows", BENCH)
     ways: str = setting(str, ",".join(WAYS), "exact: row-invariant products; mixed: XLA's in their place", BENCH)
     split: int = setting(int, 256, "positions of an attention split", BENCH, low=64)
+    lanes: int = setting(int, 0, "warpgroups that share a split in the streamed attention kernel; 0: the plain one", BENCH)
     bits: str = setting(str, "1,2,3,7,8,15,16,17,33,64,128,512", "row counts among which bits are compared", BENCH)
     profile: bool = setting(bool, True, "kernels by time, of one row behind the first context", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     result["copy_bandwidth"] = copy_bandwidth()
     from radiance_jax.bench.step_programs import Steps
 
-    steps = Steps(config.shape, config.split, max(numbers("context", config.context)) + 64)
+    steps = Steps(config.shape, config.split, config.lanes, max(numbers("context", config.context)) + 64)
     result |= {"weight_bytes": steps.weight_bytes, "steps": [], "bits": []}
     try:
         measure(config, steps, result)
@@ -90,7 +91,8 @@ def measure(config: StepConfig, steps: Any, result: dict[str, Any]) -> None:
         for way, seen in result["profile"].items():
             log(f"{way}: {seen['kernels_per_step']:.0f} kernels a step, {seen['span_us']:.0f} us from the first to the last, "
                 f"{seen['busy_us']:.0f} in one at least: " + "; ".join(
-                    f"{each['name']} {each['per_step']:.0f} x {each['us']:.1f}" for each in seen["by_time"][:10]))
+                    f"{each['name']} {each['per_step']:.0f} x {each['us']:.1f}" for each in seen["by_time"][:10])
+                + f"; the driver was asked for {seen['driver_calls']}")
     for sequences, rows, context in cases:
         took = {way: [] for way in ways}
         for _ in range(5):
@@ -98,11 +100,13 @@ def measure(config: StepConfig, steps: Any, result: dict[str, Any]) -> None:
                 took[way].append(steps.seconds(way, sequences, rows, context))
         moved = steps.weight_bytes + sequences * (context + rows) * steps.kv_bytes
         for way in ways:
+            total, sent = (statistics.median(part) for part in zip(*took[way], strict=True))
             each = {"way": way, "sequences": sequences, "rows_each": rows, "context": context, "bucket": steps.bucket(sequences * rows),
-                    "ms": 1e3 * statistics.median(took[way]), "floor_ms": 1e3 * moved / result["copy_bandwidth"]}
+                    "ms": 1e3 * total, "sent_ms": 1e3 * sent, "floor_ms": 1e3 * moved / result["copy_bandwidth"]}
             each["over_floor"] = each["ms"] / each["floor_ms"]
             result["steps"].append(each)
-            log(f"{way}: {sequences} x {rows} rows behind {context}: {each['ms']:.3f} ms, {each['over_floor']:.3f} of the floor")
+            log(f"{way}: {sequences} x {rows} rows behind {context}: {each['ms']:.3f} ms, {each['over_floor']:.3f} of the floor; sent "
+                f"in {each['sent_ms']:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The programs that `bench step` runs: forward pass and head of random weights over a paged cache."""
 
+import re
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from radiance_jax.pallas.verify_attention import SplitShape, make_places, segmen
 
 SLOTS, PAGE = 8, 64
 BUCKETS = (8, 16, 32, 64, 128, 512, 4096)
+DRIVER_CALL = re.compile(r"cu(da)?[A-Z]")
 DRAWN = 128  # rows that go through the head, at most
 
 
@@ -38,13 +40,13 @@ def xla_product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, ga
 class Steps:
     BEFORE = 5  # rows of another sequence before those whose bits are compared
 
-    def __init__(self, shape: str, split: int, length: int):
+    def __init__(self, shape: str, split: int, lanes: int, length: int):
         self.config = parse_config({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-6,
                                     "max_position_embeddings": 65536, "hidden_act": "silu"} | SHAPES[shape])
         self.cut = partition(self.config, 1)
         length = max(length, BUCKETS[-1])
         self.pages = -(-length // PAGE)
-        self.how = SplitShape(split=split, most=-(-self.pages * PAGE // split))
+        self.how = SplitShape(split=split, lanes=lanes, most=-(-self.pages * PAGE // split))
         specs = llama.param_specs(self.config, self.cut, jnp.bfloat16)
         leaves, tree = jax.tree.flatten(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
         made = [self._random(i, spec.shape) for i, spec in enumerate(leaves)]
@@ -77,7 +79,7 @@ class Steps:
         at = jnp.where(live, position[slot] + index - start[slot], 0)
         page = jnp.where(live, tables[slot, at // PAGE], 0)
         around = KernelSurroundings(tables=tables, segments=segments, places=places, how=self.how, reduce=lambda x: x, linear=linear)
-        x, y, caches = llama_mosaic.forward(params, self.config, self.cut, Rows(tokens, at, page, at % PAGE), params["embed"][tokens],
+        x, y, caches, _ = llama_mosaic.forward(params, self.config, self.cut, Rows(tokens, at, page, at % PAGE), params["embed"][tokens],
                                             caches, around)
         drawn = min(rows, DRAWN)
         return llama_mosaic.head(params, x[:drawn], y[:drawn], self.config, linear), caches
@@ -110,16 +112,22 @@ class Steps:
             self.params, self.caches, self.table, padded, start.astype(np.int32), count, np.full(SLOTS, context, np.int32))
         return logits
 
-    def seconds(self, way: str, sequences: int, rows: int, context: int, calls: int = 10) -> float:
+    def seconds(self, way: str, sequences: int, rows: int, context: int, calls: int = 10) -> tuple[float, float]:
+        """Of a step among others; and of a lone one until the call returns, which is the host's part."""
         jax.block_until_ready(self.run(way, sequences, rows, context))
+        start = time.perf_counter()
+        out = self.run(way, sequences, rows, context)
+        sent = time.perf_counter() - start
+        jax.block_until_ready(out)
         start = time.perf_counter()
         for _ in range(calls):
             out = self.run(way, sequences, rows, context)
         jax.block_until_ready(out)
-        return (time.perf_counter() - start) / calls
+        return (time.perf_counter() - start) / calls, sent
 
     def profile(self, way: str, sequences: int, rows: int, context: int, calls: int = 5) -> dict[str, Any]:
-        """Kernels as the device saw them: by name, launches a step and microseconds each; what lies between first and last."""
+        """Kernels as the device saw them: by name, launches a step and microseconds each; what lies between first and last. And the
+        driver's calls of a step by name (graphs are launched whole, kernels one by one)."""
         jax.block_until_ready(self.run(way, sequences, rows, context))
         with tempfile.TemporaryDirectory() as folder:
             with jax.profiler.trace(folder):
@@ -130,6 +138,8 @@ class Steps:
             data = jax.profiler.ProfileData.from_file(str(path))
         seen = [(event.start_ns, event.start_ns + event.duration_ns, event.name) for plane in data.planes if "GPU" in plane.name
                 for line in plane.lines if "Stream" in line.name for event in line.events]
+        asked = Counter(event.name for plane in data.planes if "GPU" not in plane.name for line in plane.lines
+                        for event in line.events if DRIVER_CALL.match(event.name))
         by_name: dict[str, list[float]] = defaultdict(list)
         busy = end = 0.0
         for first, last, name in sorted(seen):
@@ -137,7 +147,8 @@ class Steps:
             busy, end = busy + max(0.0, last - max(first, end)), max(end, last)
         span = (end - min(first for first, *_ in seen)) if seen else 0.0
         ranked = sorted(by_name.items(), key=lambda each: -sum(each[1]))
-        return {"kernels_per_step": len(seen) / calls, "span_us": span / calls / 1e3, "busy_us": busy / calls / 1e3, "by_time": [
+        return {"kernels_per_step": len(seen) / calls, "span_us": span / calls / 1e3, "busy_us": busy / calls / 1e3,
+                "driver_calls": {name: count / calls for name, count in asked.most_common(8)}, "by_time": [
             {"name": name[:60], "per_step": len(times) / calls, "us": float(np.median(times)) / 1e3} for name, times in ranked[:30]]}
 
     def bits(self, counts: tuple[int, ...], context: int = 100) -> list[dict[str, Any]]:

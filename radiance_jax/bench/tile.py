@@ -1,8 +1,8 @@
 """`python -m radiance_jax.bench tile [MODEL] [flags]`: what one step costs, by row tile and live rows (CPU).
 
-A bit-exact engine computes its rows in tiles of fixed size. This measures a decode step with so many sequences live, one
-row each, for several tile sizes, beside engines that are not bit-exact, whose programs fit the rows. Steps are sent and
-read one at a time, so the host's part is in the time. All engines are loaded at once and take turns.
+A bit-exact engine computes its rows in tiles of a few fixed heights. This measures a decode step with so many sequences
+live, one row each, as served and with tiles of one height, beside engines that are not bit-exact, whose programs fit the
+rows. Steps are sent and read one at a time, so the host's part is in the time. All engines are loaded at once and take turns.
 """
 
 import os
@@ -28,11 +28,13 @@ PAGE = 128  # the KV walk's block on CPUs; the context should not cross into ano
 
 @dataclass(kw_only=True)
 class Subject:
-    """An engine's device and the seconds seen: of decode steps by live rows, of prefill steps as (tokens, seconds)."""
+    """An engine's device and the seconds seen: of decode steps by live rows, of prefill steps as (tokens, seconds).
+    `tile`: of one height (None: as served, or no tiles)."""
 
     name: str
     dtype: str
     tile: int | None
+    exact: bool
     built: Any
     decode: dict[int, list[float]] = field(default_factory=dict)
     prefill: list[tuple[int, float]] = field(default_factory=list)
@@ -60,8 +62,9 @@ def variants(config: TileConfig) -> list[tuple[str, EngineConfig]]:
         "num_speculative_tokens": 0, "spec_ngram": None,
         "max_num_seqs": max(numbers("rows", config.rows)),
         "max_model_len": config.max_model_len or config.context + config.steps + 2})
-    exact = [(f"{dtype}, tile {tile}", replace(base, dtype=dtype, bit_exact="on", row_tile=tile))
-             for dtype in words("tile_dtypes", config.tile_dtypes) for tile in numbers("tiles", config.tiles)]
+    exact = [(f"{dtype}, as served" if tile is None else f"{dtype}, tile {tile}",
+              replace(base, dtype=dtype, bit_exact="on", row_tile=tile))
+             for dtype in words("tile_dtypes", config.tile_dtypes) for tile in config.heights()]
     return exact + [(f"{dtype}, not bit-exact", replace(base, dtype=dtype, bit_exact="off", row_tile=None))
                     for dtype in words("fast_dtypes", config.fast_dtypes)]
 
@@ -74,7 +77,8 @@ def measure(config: TileConfig, argv: Sequence[str]) -> dict[str, Any]:
     for name, options in variants(config):
         log(f"-- {name} --")
         chosen = choose(options, result["machine"]["platform"])
-        subjects.append(Subject(name=name, dtype=chosen.dtype, tile=options.row_tile, built=build(options, log)))
+        subjects.append(Subject(name=name, dtype=chosen.dtype, tile=options.row_tile, exact=chosen.exact,
+                                built=build(options, log)))
     live, watch = numbers("rows", config.rows), record.Neighbours()
     try:
         for round in range(config.rounds):
@@ -139,7 +143,8 @@ def figures_of(subject: Subject) -> dict[str, Any]:
     """Milliseconds of a decode step by live rows (median, and the least seen), and prefill speed over full steps."""
     tokens, seconds = (sum(each) for each in zip(*subject.prefill, strict=True)) if subject.prefill else (0, 0.0)
     return {
-        "engine": subject.name, "dtype": subject.dtype, "row_tile": subject.tile, "bit_exact": subject.tile is not None,
+        "engine": subject.name, "dtype": subject.dtype, "row_tile": subject.tile, "bit_exact": subject.exact,
+        "heights": [height for height, _ in subject.built.tiles or ()],
         "decode_ms": {str(rows): statistics.median(each) * 1e3 for rows, each in subject.decode.items()},
         "decode_least_ms": {str(rows): min(each) * 1e3 for rows, each in subject.decode.items()},
         "prefill_tokens_per_s": tokens / seconds if seconds else None,

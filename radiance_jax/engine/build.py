@@ -32,12 +32,12 @@ from radiance_jax.engine.kernels import (
     model_obstacle,
     partials_bytes,
 )
-from radiance_jax.engine.kinds import KINDS, draw_steps, row_steps
+from radiance_jax.engine.kinds import row_steps
+from radiance_jax.engine.ladder import Ladder, programs_of
 from radiance_jax.engine.memory import compiled_workspace, plan_memory, visible_memory
 from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
-from radiance_jax.engine.state import STOPS, Capacity, admission_size
-from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
-from radiance_jax.engine.two_part import lower_draw, lower_forward
+from radiance_jax.engine.state import STOPS, Capacity
+from radiance_jax.engine.steps import StepShape
 from radiance_jax.errors import ModelError, UserError
 from radiance_jax.mesh import make_mesh, with_remote
 from radiance_jax.models import llama
@@ -116,12 +116,7 @@ def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None, 
                      depth=lookup if drafter is None else most, lookup=lookup)
     if chosen.kernels:
         capability = capability or (compute_capability() if platform in GPUS else None)
-        obstacle = machine_obstacle(platform, capability, dtype)
-        if obstacle is None and drafter is not None and chosen.depth:
-            obstacle = "the row-invariant kernels do not hand their layers to a drafter yet"
-        if obstacle is None and config.bit_exact == "auto":
-            obstacle = "the row-invariant kernels serve where they are asked for: --bit-exact on"
-        return without_exactness(config, chosen, obstacle)
+        return without_exactness(config, chosen, machine_obstacle(platform, capability, dtype))
     return chosen
 
 
@@ -162,7 +157,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     path = locate_model(config.model, log=log) if config.model else ensure_default_model(cache_dir, chosen.dtype)
     model = open_model(path)
     settings = parse_config(model.config)
-    drafter, draft_tensors = hooks.drafter or container_drafter(model, settings)
+    drafter, draft_tensors = hooks.drafter or container_drafter(model, settings, config.drafter)
     chosen = choose(config, platform, drafter, capability)
     cut = partition(settings, mesh.size, FF_MULTIPLE if chosen.kernels else 1)
     if chosen.kernels:
@@ -209,24 +204,17 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     drafting = None if drafter is None else Drafting(
         drafter=drafter, config=settings, cut=cut, depth=capacity.depth, length=capacity.length, row_tiles=chosen.tiles,
         slot_tiles=CPU_SLOT_TILES if chosen.tiles else None)
-    lowered: dict[Any, Any] = {"admit": lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity))}
-    for rows in buckets:
-        shape = StepShape(rows=rows, tiles=chosen.tiles, head_tile=CPU_HEAD_TILE,
-                          segment=CPU_SEGMENT if chosen.tiles else min(rows, GPU_SEGMENT),
-                          block_pages=1 if chosen.tiles or platform == "cpu" else 8,
-                          ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min, lookup=chosen.lookup,
-                          drafting=drafting, p_min=p_min_of(config), wire=wire)
-        caches = (cache,) * settings.num_layers
-        if kernels is None:
-            lowered[rows] = lower_step(settings, cut, capacity, shape, mesh, specs, caches, hooks)
-            continue
-        lowered[rows] = lower_forward(settings, cut, capacity, shape, kernels, mesh, specs, caches, hooks)
-        for key in ((rows, draws, kind) for draws in draw_steps(rows) for kind in KINDS):
-            lowered[key] = lower_draw(settings, cut, capacity, kernels, *key, mesh, specs)
-    compiled = compile_all(lowered, threads=min(os.cpu_count() or 1, 8))
-    log(f"programs: {len(compiled) - 1} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
-    draws = {key: compiled.pop(key) for key in list(compiled) if isinstance(key, tuple)}
-    plan = plan.with_compiled(compiled_workspace(compiled.values(), draws.values()))
+    shapes = [StepShape(rows=rows, tiles=chosen.tiles, head_tile=CPU_HEAD_TILE,
+                        segment=CPU_SEGMENT if chosen.tiles else min(rows, GPU_SEGMENT),
+                        block_pages=1 if chosen.tiles or platform == "cpu" else 8,
+                        ngram_longest=config.spec_ngram_max, ngram_shortest=config.spec_ngram_min, lookup=chosen.lookup,
+                        drafting=drafting, p_min=p_min_of(config), wire=wire) for rows in buckets]
+    caches = (cache,) * settings.num_layers
+    ladder = Ladder(model=settings, cut=cut, capacity=capacity, shapes=shapes, kernels=kernels, mesh=mesh, params=specs,
+                    caches=caches, hooks=hooks)
+    programs = programs_of(compile_all(ladder.lowered(), threads=min(os.cpu_count() or 1, 8)))
+    log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
+    plan = plan.with_compiled(compiled_workspace(*programs.groups))
     for line in plan.table():
         log(line)
     started = time.monotonic()
@@ -236,10 +224,8 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         draft = {"draft_params": place_params(specs, lambda path: drafter.fuse(draft_tensors, cut, path), mesh),
                  "draft_cache_specs": drafter.cache_specs(cut, capacity.slots, capacity.length, dtype)}
     log(f"weights: loaded in {time.monotonic() - started:.1f} s")
-    admit = compiled.pop("admit")
-    programs = Programs(steps=dict(sorted(compiled.items())), admit=admit, draws=draws)
     device = Device(mesh=mesh, params=params, capacity=capacity, programs=programs,
-                    cache_specs=(cache,) * settings.num_layers, padded_vocab=cut.vocab_size, knobs=hooks.knobs,
+                    cache_specs=caches, padded_vocab=cut.vocab_size, knobs=hooks.knobs,
                     **draft)
     device.warm_up()
     if chosen.tiles and len(chosen.tiles) > 1:
@@ -287,9 +273,11 @@ def rules_of(config: EngineConfig, chosen: Choices, drafter: Drafter | None) -> 
                  short_from=config.draft_short_from if isinstance(config.draft_short_from, int) else NEVER)
 
 
-def container_drafter(model: Source, settings: ModelConfig) -> tuple[Drafter, Callable[[str], Any]] | tuple[None, None]:
-    """The drafter in the model's file and its tensors by name. Raises `ModelError` where it does not fit the target."""
-    found = drafter_of(model)
+def container_drafter(model: Source, settings: ModelConfig,
+                      wanted: str = "auto") -> tuple[Drafter, Callable[[str], Any]] | tuple[None, None]:
+    """The drafter in the model's file and its tensors by name; none if it is `off`. Raises `ModelError` where it does not fit
+    the target."""
+    found = drafter_of(model) if wanted == "auto" else None
     if found is None:
         return None, None
     check_fits(str(model.path), found.drafter, settings)

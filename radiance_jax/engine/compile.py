@@ -1,12 +1,14 @@
 """Ahead-of-time compilation, the persistent cache, and the guard that sees any compile after warm-up."""
 
 import threading
+from collections.abc import Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 
+Key = Hashable
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -18,10 +20,10 @@ def use_persistent_cache(folder: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def compile_all(lowered: dict[Any, Any], threads: int) -> dict[Any, Any]:
-    """Compiles lowered programs side by side; XLA releases the interpreter while it works."""
+def compile_all(lowered: Iterable[tuple[Key, Any]], threads: int) -> dict[Key, Any]:
+    """Compiles programs side by side, each from when it is lowered; XLA releases the interpreter while it works."""
     with ThreadPoolExecutor(max_workers=max(threads, 1)) as pool:
-        futures = {key: pool.submit(program.compile) for key, program in lowered.items()}
+        futures = {key: pool.submit(program.compile) for key, program in lowered}
         return {key: future.result() for key, future in futures.items()}
 
 
@@ -32,6 +34,7 @@ class CompileGuard:
         self.strict = strict
         self.count = 0
         self._threads: set[int] = set()
+        self._listening = True
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
     def _hear(self, event: str, duration: float, **_: Any) -> None:
@@ -46,5 +49,8 @@ class CompileGuard:
             raise AssertionError(f"{self.count} compilations after warm-up")
 
     def close(self) -> None:
+        """Safe to call twice."""
         self._threads.clear()
-        jax.monitoring.unregister_event_duration_listener(self._hear)
+        if self._listening:
+            self._listening = False
+            jax.monitoring.unregister_event_duration_listener(self._hear)

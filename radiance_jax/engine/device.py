@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from radiance_jax.engine.draft_programs import anybody_drafts, proposal_spec
 from radiance_jax.engine.kinds import GREEDY, Need, choose, need_of
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Plan
@@ -17,6 +18,10 @@ from radiance_jax.engine.steps import Programs
 from radiance_jax.engine.two_part import head_params
 from radiance_jax.mesh import ArraySpec, zeros
 from radiance_jax.spec import evidence
+
+
+def _zeros(specs: Any, mesh: Mesh) -> Any:
+    return jax.tree.map(lambda spec: zeros(spec, mesh), specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,9 @@ class Device:
         self._programs = programs
         self._params, self._head, self._draft_params = params, head_params(params), draft_params
         self._caches = tuple(zeros(spec, mesh) for spec in cache_specs)
-        self._state, self._draft_cache = (
-            jax.tree.map(lambda spec: zeros(spec, mesh), specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
-            for specs in (state_specs(capacity, padded_vocab), draft_cache_specs))
+        self._state, self._draft_cache = (_zeros(specs, mesh) for specs in (state_specs(capacity, padded_vocab), draft_cache_specs))
         self._whole = NamedSharding(mesh, PartitionSpec())
+        self._no_drafts = () if programs.drafts is None else _zeros(proposal_spec(capacity), mesh)
         self.turn(knobs)
 
     def turn(self, knobs: Any) -> None:
@@ -69,9 +73,22 @@ class Device:
             self._caches, self._state, results, tops, self._draft_cache = step(
                 self._params, self._caches, self._state, plan, self._knobs, self._draft_params, self._draft_cache)
         else:
-            self._caches, self._state, drawn = step(self._params, self._caches, self._state, plan, self._knobs)
+            proposed = self._propose(packed, plan)
+            self._caches, self._state, drawn, taps = step(self._params, self._caches, self._state, plan, self._knobs, proposed)
             self._state, results, tops = self._programs.draws[draws](self._head, self._state, drawn)
+            if self._programs.drafts is not None:
+                self._draft_cache = self._programs.drafts.observe[rows](
+                    self._draft_params, self._draft_cache, taps, drawn.turn, self._state.computed)
         return results, tops
+
+    def _propose(self, packed: np.ndarray, plan: jax.Array) -> Any:
+        """A drafter's proposals for a step in more programs than one; `()` where there is no drafter."""
+        drafts = self._programs.drafts
+        if drafts is None:
+            return ()
+        if not anybody_drafts(self.capacity, packed):
+            return self._no_drafts
+        return drafts.propose(self._draft_params, self._draft_cache, self._head, self._state, plan)
 
     def read(self, pending: Pending) -> tuple[Results, np.ndarray | None, np.ndarray | None]:
         """Waits for a step; top ids and logprobs come along if one of its sequences wants them."""
@@ -87,6 +104,9 @@ class Device:
         self._state = self._programs.admit(self._state, jax.device_put(empty, self._whole))
         for keys in [(key[0], key) for key in self._programs.draws] or [(rows, None) for rows in self._programs.steps]:
             np.asarray(self._start(*keys, pack_plan(self.capacity, [], []))[0])
+        if self._programs.drafts is not None:
+            plan = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
+            jax.block_until_ready(self._programs.drafts.propose(self._draft_params, self._draft_cache, self._head, self._state, plan))
 
     def time_decode(self, drafts: list[int]) -> float:
         """Seconds of a step in which slot i verifies `drafts[i]` drafts, from sending to reading. For use before the first

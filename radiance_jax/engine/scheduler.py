@@ -157,16 +157,14 @@ class Scheduler:
                 sequence.pages += got
                 plan.pages += [(sequence.slot, start + i, page) for i, page in enumerate(got)]
                 break
-            self._preempt(self.running[-1], plan)
+            self._preempt(self.running[-1])
             if sequence.slot is None:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
-        for entry in [e for e in plan.entries if e.sequence is sequence]:
-            plan.entries.remove(entry)  # planned in this very step
-            self.settle(entry)
-        plan.pages = [update for update in plan.pages if update[0] != sequence.slot]
+    def _preempt(self, sequence: Sequence) -> None:
+        """Nothing of it is in the plan being made: `plan` enters decoding sequences in order of admission, and the victim is
+        the youngest, so it is the one that needs pages or comes after it; none is admitted in a step that preempts."""
         self.release(sequence)
         sequence.planned = sequence.target = 0
         sequence.stats.preemptions += 1

@@ -23,13 +23,14 @@ from radiance_jax.engine import sampling
 from radiance_jax.engine.drafting import Drafting
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity, State, state_specs, unpack_admission
-from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, replicated
+from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, abstract, partitions, replicated
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
 from radiance_jax.models.rows import Rows, Tiles
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
 from radiance_jax.spec import confidence, evidence, lookup_device
+from radiance_jax.spec.drafter import Proposal
 from radiance_jax.spec.verify import accept
 from radiance_jax.wire import EXACT, Wire
 
@@ -96,11 +97,17 @@ def _look(state: State, depth: jax.Array, capacity: Capacity, shape: StepShape):
     return jnp.pad(drafts, ((0, 0), (0, capacity.depth - shape.lookup))), count, most
 
 
+def trusted(made: Proposal, p_min: float) -> Proposal:
+    """The proposal, cut at the first draft that the drafter trusts less than `p_min`."""
+    return replace(made, count=confidence.cut(made.count, made.confidence, p_min))
+
+
 def _propose(params, draft, state: State, mode: jax.Array, depth: jax.Array, capacity: Capacity, shape: StepShape,
              hooks: Hooks, knobs):
     """Drafts [S, K], their number [S] and who made them [S], never past the length limit; written behind the history as
     well. `depth` [S] holds the most drafts for each level of evidence, packed. A copy whose level allows drafts is verified;
-    elsewhere the drafter proposes, as deep as the level `NEURAL` allows. `draft`: the drafter's parameters and cache."""
+    elsewhere the drafter proposes, as deep as the level `NEURAL` allows. `draft`: the drafter's parameters and cache, or what it
+    proposed for all slots in a program of its own."""
     slots = capacity.slots
     if capacity.depth == 0:
         return state, jnp.zeros((slots, 0), jnp.int32), jnp.zeros(slots, jnp.int32), jnp.zeros(slots, jnp.int32)
@@ -113,8 +120,9 @@ def _propose(params, draft, state: State, mode: jax.Array, depth: jax.Array, cap
     if shape.drafting is not None:
         own, count = evidence.at(depth, evidence.NEURAL), jnp.minimum(count, most)
         most = jnp.where(count > 0, most, own)
-        neural = drafting_.propose(shape.drafting, *draft, params, state, (count == 0) & (jnp.minimum(own, left) > 0))
-        neural = replace(neural, count=confidence.cut(neural.count, neural.confidence, shape.p_min))
+        wants = (count == 0) & (jnp.minimum(own, left) > 0)
+        neural = (replace(draft, count=jnp.where(wants, draft.count, 0)) if isinstance(draft, Proposal) else
+                  trusted(drafting_.propose(shape.drafting, *draft, params, state, wants), shape.p_min))
     drafts, count, kind = drafting_.combine(neural, (drafts, count))
     if hooks.propose is not None:
         drafts, count = hooks.propose(state, knobs, drafts, count)
@@ -193,8 +201,8 @@ def draw_at(config: ModelConfig, state: State, capacity: Capacity, slot: jax.Arr
 
 def lay_out(capacity: Capacity, shape: StepShape, hooks: Hooks, params, draft, state: State, plan: jax.Array,
             knobs: Any) -> tuple[State, Turn, Rows]:
-    """The plan int32 [S + U, 3] to the rows of the step: page tables are updated and drafts proposed on the way. `draft`: a
-    drafter's parameters and cache, which it proposes from together with the target's."""
+    """The plan int32 [S + U, 3] to the rows of the step: page tables are updated and drafts proposed on the way. `draft`: as of
+    `_propose`."""
     slots, page_size = capacity.slots, capacity.page_size
     mode, chunk, depth = plan[:slots, 0], plan[:slots, 1], plan[:slots, 2]
     update = plan[slots:]
@@ -297,12 +305,19 @@ class Programs:
     `steps` by row count, ascending; `admit`. Both donate what they return anew. A step takes parameters, caches,
     state, plan, knobs, and of the drafter parameters and cache (`()` each where there is none); it returns caches, state,
     results, top ids and logprobs, and the drafter's cache. Where `draws` has programs, by rows, draws and kind, a step is two
-    programs: that of `steps` is its forward pass only (`two_part.py`).
+    programs: that of `steps` is its forward pass only (`two_part.py`), and a drafter has `drafts` of its own (`draft_programs.py`).
     """
 
     steps: dict[int, Any]
     admit: Any
     draws: dict[tuple[int, int, str], Any] = field(default_factory=dict)
+    drafts: Any = None
+
+    @property
+    def groups(self) -> tuple[tuple[Any, ...], ...]:
+        """The programs of each part of a step, one of which runs."""
+        drafts = () if self.drafts is None else ((self.drafts.propose,), tuple(self.drafts.observe.values()))
+        return tuple(self.steps.values()), tuple(self.draws.values()), *drafts
 
 
 def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, mesh: Mesh, params, caches,
@@ -313,9 +328,6 @@ def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: S
     if shape.drafting is not None:
         drafter, dtype = shape.drafting.drafter, params["embed"].dtype
         draft = (drafter.param_specs(cut, dtype), drafter.cache_specs(cut, capacity.slots, capacity.length, dtype))
-    is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
-    partitions = lambda tree: jax.tree.map(lambda s: s.partition, tree, is_leaf=is_spec)  # noqa: E731
-    abstract = lambda tree: jax.tree.map(lambda s: s.abstract(mesh), tree, is_leaf=is_spec)  # noqa: E731
     whole = PartitionSpec()
 
     def step(params, caches, state, plan, knobs, draft_params, draft_cache):
@@ -330,13 +342,13 @@ def lower_step(config: ModelConfig, cut: Partition, capacity: Capacity, shape: S
     plan = ArraySpec((capacity.slots + capacity.updates, 3), jnp.dtype(jnp.int32), (None, None))
     knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype).abstract(mesh), hooks.knobs)
     return jax.jit(run, donate_argnums=(1, 2, 6)).lower(
-        abstract(params), abstract(caches), abstract(state), plan.abstract(mesh), knobs, *map(abstract, draft))
+        *(abstract(tree, mesh) for tree in (params, caches, state)), plan.abstract(mesh), knobs,
+        *(abstract(tree, mesh) for tree in draft))
 
 
 def lower_admission(capacity: Capacity, padded_vocab: int, mesh: Mesh, size: int):
     specs = state_specs(capacity, padded_vocab)
-    is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
-    state = jax.tree.map(lambda s: s.abstract(mesh), specs, is_leaf=is_spec)
+    state = abstract(specs, mesh)
     packed = ArraySpec((size,), jnp.dtype(jnp.int32), (None,)).abstract(mesh)
-    out = jax.tree.map(lambda s: s.sharding(mesh), specs, is_leaf=is_spec)
+    out = jax.tree.map(lambda s: s.sharding, state)
     return jax.jit(lambda state, packed: _admit(capacity, state, packed), donate_argnums=0, out_shardings=out).lower(state, packed)

@@ -15,19 +15,21 @@ from jax.sharding import Mesh, PartitionSpec
 
 from radiance_jax import collectives
 from radiance_jax.engine import sampling
+from radiance_jax.engine.draft_programs import proposal_spec
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.kernels import Kernels, segments_of
 from radiance_jax.engine.kinds import FULL, GREEDY, PLAIN
 from radiance_jax.engine.sampling import Branches, always, never, top_by_rounds
 from radiance_jax.engine.state import Capacity, State, state_specs
 from radiance_jax.engine.steps import Layout, StepShape, Turn, commit, draw_at, lay_out, rows_wanted
-from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, replicated
+from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, abstract, partitions, replicated
 from radiance_jax.models import llama, llama_mosaic
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
 from radiance_jax.models.rows import Tiles
 from radiance_jax.pallas.paged_attention import make_segments
 from radiance_jax.pallas.verify_attention import BLOCK, make_places
+from radiance_jax.spec.drafter import Proposal
 
 STAGES = {
     GREEDY: Branches(adjusts=never, warm=never, filters=never, tops=never),
@@ -54,8 +56,8 @@ def head_params(params: Any) -> Any:
 
 
 def _forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, kernels: Kernels, hooks: Hooks, params,
-             caches, state: State, plan: jax.Array, knobs: Any):
-    state, turn, rows = lay_out(capacity, shape, hooks, params, (), state, plan, knobs)
+             caches, state: State, plan: jax.Array, knobs: Any, proposed: Proposal | tuple[()]):
+    state, turn, rows = lay_out(capacity, shape, hooks, params, proposed, state, plan, knobs)
     layout, per_block = turn.layout, BLOCK // capacity.page_size
     height, segments = segments_of(config, cut, capacity, shape.rows)
     segments = make_segments(layout.start, layout.count, layout.position, height, segments)
@@ -64,10 +66,10 @@ def _forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: Ste
     x = llama.embed(params, rows.token, llama.Surroundings(
         tiles=Tiles(((shape.rows, 1),)), attend=lambda q, cache: q, reduce=reduce, rank=lambda: lax.axis_index(TENSOR_AXIS),
         reduce_add=lambda x, residual, bias=None: collectives.all_reduce_add(x, residual, TENSOR_AXIS, shape.wire, bias)))
-    x, y, caches = llama_mosaic.forward(params, config, cut, rows, x, caches, llama_mosaic.KernelSurroundings(
+    x, y, caches, taps = llama_mosaic.forward(params, config, cut, rows, x, caches, llama_mosaic.KernelSurroundings(
         tables=tables, segments=segments, places=make_places(segments, shape.rows), how=kernels.attention(capacity),
-        reduce=reduce, interpret=kernels.interpret))
-    return caches, state, Drawn(turn, rows_wanted(turn.needs), x, y)
+        reduce=reduce, interpret=kernels.interpret), shape.drafting.drafter.taps if shape.drafting else ())
+    return caches, state, Drawn(turn, rows_wanted(turn.needs), x, y), taps
 
 
 def _draw(config: ModelConfig, capacity: Capacity, kernels: Kernels, draws: int, kind: str, params, state: State, drawn: Drawn):
@@ -81,34 +83,24 @@ def _draw(config: ModelConfig, capacity: Capacity, kernels: Kernels, draws: int,
     return state, packed, tuple(spread(part) for part in top) if kind == FULL else ()
 
 
-def _is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, ArraySpec)
-
-
-def _partitions(tree: Any) -> Any:
-    return jax.tree.map(lambda spec: spec.partition, tree, is_leaf=_is_spec)
-
-
-def _abstract(tree: Any, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda spec: spec.abstract(mesh), tree, is_leaf=_is_spec)
-
-
 def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, kernels: Kernels, mesh: Mesh, params,
                   caches, hooks: Hooks = NO_HOOKS, platforms: tuple[str, ...] | None = None):
     """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated.
-    `platforms`: to lower for others than the mesh's own."""
+    It takes what a drafter proposed (`()`: there is none) and returns its taps. `platforms`: to lower for others than the
+    mesh's own."""
     state, whole = state_specs(capacity, cut.vocab_size), PartitionSpec()
 
-    def forward(params, caches, state, plan, knobs):
+    def forward(params, caches, state, plan, knobs, proposed):
         with hooks.tracing(knobs):
-            return _forward(config, cut, capacity, shape, kernels, hooks, params, caches, state, plan, knobs)
+            return _forward(config, cut, capacity, shape, kernels, hooks, params, caches, state, plan, knobs, proposed)
 
     run = jax.shard_map(
-        forward, mesh=mesh, in_specs=(_partitions(params), _partitions(caches), _partitions(state), whole, whole),
-        out_specs=(_partitions(caches), _partitions(state), whole), check_vma=False)
+        forward, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole, whole, whole),
+        out_specs=(partitions(caches), partitions(state), whole, whole), check_vma=False)
     plan = replicated((capacity.slots + capacity.updates, 3), jnp.int32)
     knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype), hooks.knobs)
-    arguments = (_abstract(tree, mesh) for tree in (params, caches, state, plan, knobs))
+    proposed = proposal_spec(capacity) if shape.drafting else ()
+    arguments = (abstract(tree, mesh) for tree in (params, caches, state, plan, knobs, proposed))
     return jax.jit(run, donate_argnums=(1, 2)).trace(*arguments).lower(lowering_platforms=platforms)
 
 
@@ -124,6 +116,11 @@ def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) 
     return Drawn(turn=turn, wanted=row, x=stream, y=stream)
 
 
+def tap_specs(config: ModelConfig, rows: int, dtype: Any, taps: tuple[int, ...]) -> tuple[ArraySpec, ...]:
+    """The streams that a forward program of `rows` rows returns for a drafter."""
+    return (replicated((rows, config.width), dtype),) * len(taps)
+
+
 def lower_draw(config: ModelConfig, cut: Partition, capacity: Capacity, kernels: Kernels, rows: int, draws: int, kind: str,
                mesh: Mesh, params, platforms: tuple[str, ...] | None = None):
     """Lowers the program of `draws` draws of a kind behind a forward program of `rows` rows. The state is donated."""
@@ -131,7 +128,7 @@ def lower_draw(config: ModelConfig, cut: Partition, capacity: Capacity, kernels:
     drawn = drawn_specs(config, capacity, rows, params["norm"].dtype)
     run = jax.shard_map(
         lambda params, state, drawn: _draw(config, capacity, kernels, draws, kind, params, state, drawn), mesh=mesh,
-        in_specs=(_partitions(head), _partitions(state), whole),
-        out_specs=(_partitions(state), whole, whole), check_vma=False)
-    arguments = (_abstract(tree, mesh) for tree in (head, state, drawn))
+        in_specs=(partitions(head), partitions(state), whole),
+        out_specs=(partitions(state), whole, whole), check_vma=False)
+    arguments = (abstract(tree, mesh) for tree in (head, state, drawn))
     return jax.jit(run, donate_argnums=1).trace(*arguments).lower(lowering_platforms=platforms)

@@ -57,9 +57,11 @@ def rotations(config: ModelConfig, position: jax.Array) -> tuple[jax.Array, jax.
 
 
 def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, x: jax.Array, caches: tuple[jax.Array, ...],
-            around: KernelSurroundings) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
+            around: KernelSurroundings, taps: tuple[int, ...] = ()) -> tuple[
+                jax.Array, jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Embedded rows [R, D] through all layers. Returns the residual stream before the last layer's output, that output (both
-    [R, D]; their sum is the stream), and the caches [P, 2, G, page, H] with the rows' keys and values written."""
+    [R, D]; their sum is the stream), the caches [P, 2, G, page, H] with the rows' keys and values written, and for each of `taps`
+    the stream [R, D] behind that layer (from 0; -1: the embedding)."""
     share, interpret = cut.local_heads // cut.local_kv_heads, around.interpret
     linear = partial(around.linear, interpret=interpret)
 
@@ -72,6 +74,7 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, x: 
                 segments: Segments, places: Places):
         cos, sin = turns
         x, normed = add_norm(x, y, layer["attention_norm"], config.norm_eps, interpret=interpret)
+        before = x  # the stream that this layer got, whole: what a drafter taps behind the layer before
         qkv = linear(normed, layer["qkv"][0], layer["qkv_bias"][0] if "qkv_bias" in layer else None)
         pages, two, groups, page, size = cache.shape
         store = jax.new_ref(cache.reshape(pages, two * groups, page, size))
@@ -84,13 +87,14 @@ def forward(params: Params, config: ModelConfig, cut: Partition, rows: Rows, x: 
         x, normed = add_norm(x, y, layer["mlp_norm"], config.norm_eps, interpret=interpret)
         inner = linear(normed, layer["gate_up"][0], layer["gate_up_bias"][0] if "gate_up_bias" in layer else None, gated=True)
         y = summed(linear(inner, layer["down"][0]), layer.get("down_bias"))
-        return x, y, kept.reshape(cache.shape)
+        return x, y, kept.reshape(cache.shape), before
 
-    y, turns, out = jnp.zeros_like(x), rotations(config, rows.position), []
-    for layer, cache in zip(params["layers"], caches, strict=True):
-        x, y, kept = through(layer, x, y, cache, rows, turns, around.tables, around.segments, around.places)
+    y, turns, out, streams = jnp.zeros_like(x), rotations(config, rows.position), [], {}
+    for number, (layer, cache) in enumerate(zip(params["layers"], caches, strict=True)):
+        x, y, kept, streams[number - 1] = through(layer, x, y, cache, rows, turns, around.tables, around.segments, around.places)
         out.append(kept)
-    return x, y, tuple(out)
+    streams[len(out) - 1] = x + y
+    return x, y, tuple(out), tuple(streams[tap] for tap in taps)
 
 
 def head(params: Params, x: jax.Array, y: jax.Array, config: ModelConfig, linear: Callable[..., jax.Array] = row_invariant,

@@ -73,6 +73,8 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
     dtype = dtype or x.dtype
     groups, parts, steps = tile.warpgroups, 2 if gated else 1, k // depth
     stages = min(tile.stages, steps)
+    if stages < 2 and steps > 1:  # a stage is given back when the next one is being multiplied
+        raise ValueError(f"a product of {steps} steps along K needs at least 2 stages; got {tile.stages}")
 
     def body(*refs):
         x_g, w_g, *rest = refs

@@ -11,6 +11,7 @@ from radiance_jax.pallas.product import WIDEST, Tile
 MULTIPROCESSORS = 132
 SHARED_MEMORY = 220 * 1024
 NARROWEST = 32  # bytes of a row that shared memory can swizzle
+FEWEST_STAGES = 3  # one is loaded, one is ready, one is multiplied
 
 
 def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2) -> Tile:
@@ -25,15 +26,21 @@ def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2
         least = 64 if rows > 16 and n // 64 >= MULTIPROCESSORS // 3 else 8
         one_wave = [c for c in fits if n // c <= MULTIPROCESSORS and c >= least]
         columns = one_wave[0] if one_wave else max(c for c in fits if c <= max(128 // parts, fits[0]))
-        return _deepest(Tile(columns=columns, depth=128 if k % 128 == 0 else 64), k, parts, out_bytes, SHARED_MEMORY)
-    tiles = rows // (2 * ROWS)
-    columns = min(fits, key=lambda c: (-(-tiles * n // c // MULTIPROCESSORS) * (c + 16), -c))
-    return _deepest(Tile(columns=columns, warpgroups=2), k, parts, out_bytes, SHARED_MEMORY)
+        order = [c for c in reversed(fits) if c <= columns]
+        depth, warpgroups = 128 if k % 128 == 0 else 64, 1
+    else:
+        tiles = rows // (2 * ROWS)
+        order = sorted(fits, key=lambda c: (-(-tiles * n // c // MULTIPROCESSORS) * (c + 16), -c))
+        depth, warpgroups = 64, 2
+    found = (_deepest(Tile(columns=c, depth=depth, warpgroups=warpgroups), k, parts, out_bytes) for c in order)
+    return next(tile for tile in found if tile is not None)
 
 
-def _deepest(tile: Tile, k: int, parts: int, out_bytes: int, memory: int) -> Tile:
-    for stages in range(min(12, k // tile.depth), 0, -1):
+def _deepest(tile: Tile, k: int, parts: int, out_bytes: int) -> Tile | None:
+    """The tile with as many stages as fit shared memory; None where they are too few."""
+    steps = k // tile.depth
+    for stages in range(min(12, steps), min(FEWEST_STAGES, steps) - 1, -1):
         deeper = Tile(columns=tile.columns, depth=tile.depth, stages=stages, warpgroups=tile.warpgroups)
-        if deeper.shared_memory(parts, out_bytes) <= memory:
+        if deeper.shared_memory(parts, out_bytes) <= SHARED_MEMORY:
             return deeper
-    raise ValueError(f"a tile of {tile.columns} columns does not fit {memory} bytes of shared memory")
+    return None

@@ -5,6 +5,9 @@ split is a fixed number of positions, counted from position 0, and is walked in 
 ascending order. So a row meets the same keys in the same order whatever its segment, its mates and the pages' places; a
 block or split that is masked for it is neutral to the last bit (maximum unchanged, factor exactly 1, zero added).
 
+There are two forms: the one here, in which one warpgroup does everything, and the stream of `streamed_attention`, in which
+blocks of a split are dealt to lanes. Their bits differ; within a form nothing but `split` and `lanes` changes one.
+
 The queries of the heads that share a key head are rows of one wgmma tile: flat row j * share + i is head i of row j.
 """
 
@@ -20,23 +23,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from radiance_jax.pallas.mosaic import ROWS, after_predecessor, shape, tiled
 from radiance_jax.pallas.paged_attention import MASKED, Segments
+from radiance_jax.pallas.splits import BLOCK, ITEM, SplitShape, first_block, work_list
+from radiance_jax.pallas.streamed_attention import streamed_partials
 
-BLOCK = 64  # keys a block: the finest step of the online softmax
-UNROLL = 4  # splits read together when they are combined
+TOGETHER = 32  # heads' statistics read at once when splits are combined
 THREADS = 128
 COPY = 256  # elements of one TMA copy, at most
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitShape:
-    """Static choices. `split` positions (a multiple of 64) are one thread block's; `most` splits there can be; `window`:
-    keys a row sees, itself included (None: all); `cap`: soft cap on scores. The bits depend on `split` alone."""
-
-    split: int = 256
-    most: int
-    window: int | None = None
-    cap: float | None = None
-    stages: int = 4
 
 
 def segment_height(share: int, size: int) -> int:
@@ -68,32 +60,6 @@ def make_places(segments: Segments, rows: int) -> Places:
     return Places(jnp.where(own, segment, count), jnp.where(own, inside, 0), count)
 
 
-def _first_block(position: jax.Array, window: int | None) -> jax.Array:
-    return jnp.zeros_like(position) if window is None else jnp.maximum(position - (window - 1), 0) // BLOCK
-
-
-ITEM = ("segment", "split", "slot", "position", "last", "begin", "blocks")
-BLOCKS_AT_ONCE = 132  # thread blocks that walk the work: one on each of an H200's multiprocessors
-
-
-def _work(segments: Segments, how: SplitShape) -> tuple[jax.Array, jax.Array]:
-    """The splits that segments need, int32 [I, 7] with the fields of `ITEM`, and their number [1]. The list is made from what is
-    live, so that no thread block is launched for a context that is not there; who takes an item changes no bit."""
-    count, per_split = segments.slot.shape[0], how.split // BLOCK
-    live = (jnp.arange(count) < segments.count) & (segments.rows > 0)
-    last = segments.position + segments.rows - 1
-    first = _first_block(segments.position, how.window)
-    need = jnp.where(live, last // how.split - first // per_split + 1, 0)
-    ends = jnp.cumsum(need)
-    item = jnp.arange(count * how.most, dtype=jnp.int32)
-    segment = jnp.minimum(jnp.sum(item[:, None] >= ends[None], axis=1, dtype=jnp.int32), count - 1)
-    split = first[segment] // per_split + item - (ends - need)[segment]
-    begin = jnp.maximum(split * per_split, first[segment])
-    blocks = jnp.clip(jnp.minimum(last[segment] // BLOCK + 1, (split + 1) * per_split) - begin, 0, per_split)
-    fields = (segment, split, segments.slot[segment], segments.position[segment], last[segment], begin, blocks)
-    return jnp.stack(fields, axis=1).astype(jnp.int32), ends[-1:].astype(jnp.int32)
-
-
 def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segments, share: int, how: SplitShape,
               interpret: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """q [C + 1, G, 64, H], cache [P, 2G, page, H] to unnormalised sums f32 [splits, C, G, 64, H], the softmax's sums and
@@ -103,8 +69,8 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
     count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
     scale = size**-0.5 * math.log2(math.e)
     dtype, stages = q.dtype, min(how.stages, per_split)
-    work, number = _work(segments, how)
-    walkers = max(min(BLOCKS_AT_ONCE // groups, work.shape[0]), 1)
+    work, number = work_list(segments, how)
+    walkers = max(min(how.walkers // groups, work.shape[0]), 1)
 
     def body(q_g, cache_g, tables_g, work_g, number_g, of_g, o_g, l_g, m_g, q_s, k_s, v_s, p_s, of_s, of_here, q_here, k_here,
              v_here):
@@ -220,17 +186,21 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
     width = share * size
     padded = -(-width // THREADS) * THREADS
     layout = plgpu.Layout.WG_STRIDED((padded,), vec_size=math.gcd(4, padded // THREADS))
+    unroll = min(max(TOGETHER // share, 2), most)
+    at = jnp.minimum(places.segment, count - 1)
+    position = segments.position[at]
+    last = position + segments.rows[at] - 1
+    begin = first_block(position, how.window) * BLOCK // how.split
+    # Everything a row must know to begin, side by side: one read, not a chain of them.
+    ways = jnp.stack([places.segment, places.index, begin, last // how.split + 1], axis=1).astype(jnp.int32)
 
-    def body(sums_g, total_g, top_g, segment_g, index_g, position_g, rows_g, o_g, o_s):
+    def body(sums_g, total_g, top_g, ways_g, o_g, o_s):
         row, group = lax.axis_index("row"), lax.axis_index("group")
         after_predecessor(interpret)
-        segment, own = segment_g[row], index_g[row]
+        segment, own, begin, end = (ways_g[row, i] for i in range(4))
 
         @pl.when(segment < count)
         def _():
-            last = position_g[segment] + rows_g[segment] - 1
-            begin = 0 if how.window is None else _first_block(position_g[segment], how.window) * BLOCK // how.split
-            end = last // how.split + 1
             head = plgpu.broadcasted_iota(jnp.int32, (padded,), 0, layout=layout) // size
             full = lambda value: plgpu.layout_cast(jnp.full((padded,), value, jnp.float32), layout)  # noqa: E731
 
@@ -242,10 +212,10 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
 
             def some(i, carry):
                 out, best, total = carry
-                for j in range(UNROLL):
-                    split = begin + i * UNROLL + j
+                for j in range(unroll):
+                    split = begin + i * unroll + j
                     live = split < end
-                    at = jnp.minimum(split, most - 1)
+                    at = jnp.minimum(split, end - 1)
                     stats = [by_head([jnp.where(live, ref[at, segment, group, own * share + k], neutral) for k in range(share)])
                              for ref, neutral in ((top_g, MASKED), (total_g, 0.0))]
                     part = plgpu.load(sums_g.at[at, segment, group, pl.ds(own * width, padded)], layout=layout, optimized=False)
@@ -257,7 +227,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
                     best = top
                 return out, best, total
 
-            out, _, total = lax.fori_loop(0, pl.cdiv(end - begin, UNROLL), some, (full(0.0), full(MASKED), full(0.0)))
+            out, _, total = lax.fori_loop(0, pl.cdiv(end - begin, unroll), some, (full(0.0), full(MASKED), full(0.0)))
             if padded == width:
                 o_g.at[row, pl.ds(group * width, width)][...] = (out / total).astype(dtype)
                 return
@@ -272,7 +242,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
         body, kernel_name="attention_combine", out_type=shape(rows, groups * width, dtype=dtype), grid=(rows, groups), grid_names=("row", "group"),
         interpret=interpret, scratch_types=[plgpu.SMEM((padded,), dtype)])
     flat = sums.reshape(most, count, groups, ROWS * size)
-    return kernel(flat, totals, tops, places.segment, places.index, segments.position, segments.rows)
+    return kernel(flat, totals, tops, ways)
 
 
 def verify_attention(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segments, places: Places, *, share: int,
@@ -282,5 +252,6 @@ def verify_attention(q: jax.Array, cache: jax.Array, tables: jax.Array, segments
     tables: int32 [S, M], M a whole number of blocks; segments of at most `segment_height` rows; `share` query heads
     a key head. Returns [R, G * share * H]; rows of no segment are left unwritten.
     """
-    parts = _partials(q, cache, tables, segments, share, how, interpret)
+    partials = streamed_partials if how.lanes else _partials
+    parts = partials(q, cache, tables, segments, share, how, interpret)
     return _combine(parts, segments, places, share, how, q.dtype, interpret)

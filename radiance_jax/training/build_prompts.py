@@ -37,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     evaluation.save(options.out / EVALUATION.name)
     (options.out / TEXTS.name).write_bytes(pack(kept))
-    counts = {"evaluation_texts": Counter(name for name, _ in texts), "evaluation_runs": len(evaluation.hashes), "prompts": counts}
+    counts = {"evaluation_texts": Counter(name for name, _ in texts), "evaluation_runs": len(evaluation.hashes),
+              "prompts": counts}
     (options.out / "counts.json").write_text(json.dumps(counts, indent=1) + "\n")
     print(json.dumps(counts, indent=1))
     return 0

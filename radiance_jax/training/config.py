@@ -35,6 +35,10 @@ class TrainConfig(Config):
     batch: int = setting(int, 64, "sequences of a step", DATA, low=1)
     anchors: int = setting(int, 32, "blocks that are drafted in each sequence, at random places", DATA, low=1)
 
+    states: Literal["recomputed", "kept"] = setting(
+        str, "recomputed", "the target's states: computed in every step, or once and kept on the device", DATA,
+        choices=("recomputed", "kept"))
+
     family: Literal["dflash", "dflash2", "dspark"] = setting(str, "dspark", "the drafter's network", DRAFTER, choices=FAMILIES)
     layers: int = setting(int, 2, "layers of the drafter", DRAFTER, low=1, high=256)
     block_size: int = setting(int, 8, "inputs of a block, the anchor included", DRAFTER, low=2, high=64)

@@ -201,7 +201,8 @@ def read_part(path: Path, manifest: Manifest) -> dict[str, np.ndarray]:
              and bool(np.all((part["source"] >= 0) & (part["source"] < len(manifest.sources))))
              and int(part["ids"].max(initial=0)) < manifest.vocab_size)
     if not whole:
-        raise UserError(f"{path} must hold arrays that fit together and ids below {manifest.vocab_size}; it does not", param="data")
+        raise UserError(f"{path} must hold arrays that fit together and ids below {manifest.vocab_size}; it does not",
+                        param="data")
     return part
 
 

@@ -16,6 +16,7 @@ def step_flops(config: TrainConfig, target: Target, drafter: BlockDrafter, wants
     heads, kv = t.num_heads * t.head_size, t.num_kv_heads * t.head_size
     layer = t.width * (2 * heads + 2 * kv) + 3 * t.width * t.ff_width
     forward = 2 * tokens * t.num_layers * (layer + heads * config.length)  # causal: half of the length, keys and values
+    forward *= config.states == "recomputed"
     head = 2 * rows * t.width * t.vocab_size
     forward += head * wants_target
     own_heads, own_kv = d.num_heads * d.head_size, d.num_kv_heads * d.head_size

@@ -21,8 +21,8 @@ from radiance_jax.config import EngineConfig
 from radiance_jax.container.default_model import ensure_default_model
 from radiance_jax.container.hub import locate_model
 from radiance_jax.container.source import open_model
-from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.engine.request import SamplingParams
+from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.flags import read_config
 from radiance_jax.llm import LLM
 from radiance_jax.models.config import parse_config
@@ -44,28 +44,28 @@ class AnswersConfig(EngineConfig):
     """The engine's configuration, and what to have answered."""
 
     max_num_seqs: int = setting(int, 256, "answers under way together", MEMORY, low=1, high=4096, flags=("--sequences",))
-    max_model_len: int = setting(int, 1024, "longest prompt plus answer, in tokens, at most the model's; prompts that leave no room "
-                                 "for an answer are left out", MODEL, low=2)
-    num_speculative_tokens: int = setting(int, 0, "draft tokens verified at once; with many answers under way none pay", SPEC, low=0,
-                                          high=0)
-    out: str | None = setting(str, None, "folder of answers to make, or to go on with (default: none, and none is an error)", DATA)
+    max_model_len: int = setting(int, 1024, "longest prompt plus answer, in tokens, at most the model's; prompts that leave no "
+                                 "room for an answer are left out", MODEL, low=2)
+    num_speculative_tokens: int = setting(int, 0, "draft tokens verified at once; with many answers under way none pay", SPEC,
+                                          low=0, high=0)
+    out: str | None = setting(str, None, "folder of answers to make, or to go on with; must be given", DATA)
     sources: str | None = setting(str, None, "folder of prompt sources (default: the prompts in the package)", DATA)
     prompts: str | None = setting(str, None, "JSON lines of your own instead, each with a prompt (default: none)", DATA)
     limit_prompts: int | None = setting(int, None, "prompts to answer, the first in order (default: all)", DATA, low=1)
     max_tokens: int = setting(int, 384, "longest answer, in tokens", DATA, low=1)
     temperatures: str = setting(str, "0,0.7", "temperatures, separated by commas; every prompt is answered at each", DATA)
-    limit_minutes: float | None = setting(float, None, "stop after so many minutes of answering (default: when all is done)", DATA,
-                                          low=0.001)
-    limit_tokens: int | None = setting(int, None, "stop after so many answer tokens in this run (default: when all is done)", DATA,
-                                       low=1)
+    limit_minutes: float | None = setting(float, None, "stop after so many minutes of answering (default: when all is done)",
+                                          DATA, low=0.001)
+    limit_tokens: int | None = setting(int, None, "stop after so many answer tokens in this run (default: when all is done)",
+                                       DATA, low=1)
     save_seconds: float = setting(float, 60.0, "time between saves: what a kill may cost", DATA, low=0.1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         degrees(self.temperatures)
         if self.max_tokens >= self.max_model_len:
-            raise UserError(f"max_tokens must be less than max_model_len ({self.max_model_len}), which the prompt is part of; got "
-                            f"{self.max_tokens}", param="max_tokens")
+            raise UserError(f"max_tokens must be less than max_model_len ({self.max_model_len}), which the prompt is part of; "
+                            f"got {self.max_tokens}", param="max_tokens")
         if self.sources is not None and self.prompts is not None:
             raise UserError("give --sources or --prompts, not both", param="prompts")
 
@@ -233,7 +233,8 @@ class Run:
             return
         job.prompt_length, job.ids = len(ids), list(ids)
         self._running[job.number] = job
-        params = SamplingParams(max_tokens=self.config.max_tokens, temperature=job.temperature, seed=job.number, max_draft_tokens=0)
+        params = SamplingParams(max_tokens=self.config.max_tokens, temperature=job.temperature, seed=job.number,
+                                max_draft_tokens=0)
         job.sequence = self.engine.submit(ids, params, self._listener(job))
 
     def _listener(self, job: Job) -> Callable[[Any], None]:

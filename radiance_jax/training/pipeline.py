@@ -42,6 +42,11 @@ class Padded:
     def __len__(self) -> int:
         return len(self.chosen)
 
+    @property
+    def kept_lengths(self) -> np.ndarray:
+        """Tokens of each chosen answer that are used."""
+        return np.minimum(self.answers.lengths[self.chosen], self.length)
+
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         index = int(self.chosen[number])
         answer = self.answers[index]

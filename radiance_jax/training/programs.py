@@ -24,6 +24,7 @@ from radiance_jax.training.blocks import (
     shared_ends,
 )
 from radiance_jax.training.config import TrainConfig
+from radiance_jax.training.kept import Kept
 from radiance_jax.training.objectives.base import Objective, Part, Terms
 from radiance_jax.training.sharding import BATCH, by_batch, whole
 from radiance_jax.training.target import Target
@@ -64,10 +65,12 @@ class Programs:
         fall = c.floor + (1 - c.floor) * 0.5 * (1 + jnp.cos(jnp.pi * gone))
         return c.rate * jnp.minimum((step + 1) / warm, fall)
 
-    def step(self, state: TrainState, target_params: Any, batch: Batch, total: jax.Array) -> tuple[TrainState, Terms]:
-        """One step of `total`. A loss or gradient that is not finite changes nothing but the count; `finite` says so."""
+    def step(self, state: TrainState, target_params: Any, kept: Kept | tuple[()], batch: Batch,
+             total: jax.Array) -> tuple[TrainState, Terms]:
+        """One step of `total`. A loss or gradient that is not finite changes nothing but the count; `finite` says so. `kept`: the
+        target's states, where they are kept."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), state.step)
-        taps, last = target_.states(target_params, self.target, batch.tokens)
+        taps, last = kept.states(batch) if kept else target_.states(target_params, self.target, batch.tokens)
         blocks = blocks_at(batch, *choose_anchors(key, batch, self.config.anchors), self.drafter.block)
 
         value, parts, hit, slope = self.loss_and_slope(state.masters, target_params, taps, last, blocks)
@@ -152,7 +155,7 @@ class Programs:
     def compiled_step(self, states: TrainState) -> Any:
         """`step` with the state given up, placed as `states` (shardings) says."""
         return jax.jit(self.step, donate_argnums=0, out_shardings=(states, whole(self.mesh)),
-                       in_shardings=(states, None, by_batch(self.mesh), whole(self.mesh)))
+                       in_shardings=(states, None, None, by_batch(self.mesh), whole(self.mesh)))
 
     def compiled_matches(self) -> Any:
         return jax.jit(self.matches, out_shardings=whole(self.mesh), in_shardings=(None, None, by_batch(self.mesh)))

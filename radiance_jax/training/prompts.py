@@ -161,6 +161,7 @@ def read_own(path: Path) -> tuple[Prompt, ...]:
         raise UserError(f"{path} must hold prompts that are strings, none empty", param="prompts")
     found = [number for number, text in enumerate(texts, 1) if evaluation_sets().shares(text)]
     if found:
-        raise UserError(f"{path} must share no run of words with the evaluation sets; lines {', '.join(map(str, found[:10]))} do. "
-                        "Remove them.", param="prompts")
+        lines = ", ".join(map(str, found[:10]))
+        raise UserError(f"{path} must share no run of words with the evaluation sets; lines {lines} do. Remove them.",
+                        param="prompts")
     return tuple(Prompt(source="own", text=text, prompt_hash=text_hash(text)) for text in texts)

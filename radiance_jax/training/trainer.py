@@ -1,6 +1,7 @@
 """One run's parts, made once: target, drafter, data, compiled programs; and what can be done with them."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from radiance_jax.models.config import ModelConfig, parse_config
 from radiance_jax.models.draft.backbone import BlockDrafter
 from radiance_jax.models.draft.registry import read_drafter
 from radiance_jax.models.partition import Partition, partition
+from radiance_jax.training import kept as kept_
 from radiance_jax.training import parameters, target
 from radiance_jax.training.blocks import Batch
 from radiance_jax.training.config import TrainConfig
@@ -61,12 +63,13 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """`compiled_step(state, target_params, batch, total)`, `compiled_matches(masters, target_params, batch)`."""
+    """`compiled_step(state, target_params, kept, batch, total)`, `compiled_matches(masters, target_params, batch)`."""
 
     subject: Subject
     programs: Programs
     mesh: Mesh
     target_params: Any
+    kept: Any  # `Kept`, or () where states are computed in every step
     rows: Padded
     held_out: Padded
     shardings: TrainState
@@ -97,9 +100,17 @@ class Trainer:
         shardings = _shardings(programs, subject.cut)
         like = _abstract(programs, subject.cut, shardings)
         batch = on_mesh(_empty(config, config.batch // jax.process_count()), mesh)
-        step = programs.compiled_step(shardings).lower(like, params, batch, place(np.float32(1), whole(mesh))).compile()
+        kept: Any = ()
+        if config.states == "kept":
+            kept = kept_.abstract(rows, described, dtype)
+            kept_.check_room(kept, mesh)
+        step = programs.compiled_step(shardings).lower(like, params, kept, batch, place(np.float32(1), whole(mesh))).compile()
         matches = programs.compiled_matches().lower(like.masters, params, batch).compile()
-        return cls(subject=subject, programs=programs, mesh=mesh, target_params=params, rows=rows,
+        if kept:
+            began = time.monotonic()
+            kept = kept_.fill(rows, params, described, mesh, kept, config.batch)
+            log(f"states: {kept.rows.shape[0]} tokens, {kept.rows.nbytes / 2**30:.1f} GiB, kept in {time.monotonic() - began:.1f} s")
+        return cls(subject=subject, programs=programs, mesh=mesh, target_params=params, kept=kept, rows=rows,
                    held_out=Padded(answers["held_out"], look, config.length), shardings=shardings, compiled_step=step,
                    compiled_matches=matches)
 
@@ -122,7 +133,7 @@ class Trainer:
         return Batches(self.rows, self.config)
 
     def step(self, state: TrainState, batch: Batch, total: int) -> tuple[TrainState, dict[str, jax.Array]]:
-        return self.compiled_step(state, self.target_params, on_mesh(batch, self.mesh), self._total(total))
+        return self.compiled_step(state, self.target_params, self.kept, on_mesh(batch, self.mesh), self._total(total))
 
     def _total(self, total: int) -> jax.Array:
         return place(np.float32(total), whole(self.mesh))

@@ -12,10 +12,12 @@ from radiance_jax.bench import measure as measuring
 from radiance_jax.bench import record, speed, speed_report, tile
 from radiance_jax.bench.config import TileConfig
 from radiance_jax.bench.figures import Answer, Pass
+from radiance_jax.engine.build import CPU_TILES
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
 from tests import tiny_model
 
-ENGINE = ["--dtype", "f32", "--max-num-batched-tokens", "2", "--max-num-seqs", "2", "--page-size", "16"]
+ENGINE = ["--dtype", "f32", "--max-num-batched-tokens", "2", "--max-num-seqs", "2", "--page-size", "16",
+          "--row-tile", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,7 @@ def test_too_few_prompts_and_too_long_ones_are_refused(tiny, cache, capsys):
     assert "must fit the context of 512 tokens" in capsys.readouterr().err
 
 
-TILE = ["--tiles", "4", "--tile-dtypes", "f32", "--fast-dtypes", "f32", "--rows", "1,2", "--context", "20", "--steps", "2",
+TILE = ["--tiles", "4,served", "--tile-dtypes", "f32", "--fast-dtypes", "f32", "--rows", "1,2", "--context", "40", "--steps", "2",
         "--rounds", "2", "--max-num-batched-tokens", "16", "--page-size", "16"]
 
 
@@ -136,9 +138,10 @@ def test_tile_measures_every_engine(tiny, cache, tmp_path, capsys):
     out = tmp_path / "tile.json"
     assert bench.main(["tile", tiny, "--out", str(out), *TILE, *cache]) == 0
     assert "f32, tile 4" in capsys.readouterr().out
-    exact, fast = json.loads(out.read_text())["steps"]
-    assert (exact["row_tile"], exact["bit_exact"], fast["row_tile"], fast["bit_exact"]) == (4, True, None, False)
-    for each in (exact, fast):
+    exact, served, fast = json.loads(out.read_text())["steps"]
+    assert [(each["row_tile"], each["bit_exact"]) for each in (exact, served, fast)] == [(4, True), (None, True), (None, False)]
+    assert [len(each["heights"]) for each in (exact, served, fast)] == [1, len(CPU_TILES), 0]
+    for each in (exact, served, fast):
         assert set(each["decode_ms"]) == {"1", "2"} and each["prefill_tokens_per_s"] > 0
         assert each["over_fastest_off"]["1"] == pytest.approx(each["over_one_row"]["1"], rel=1e-3)
         assert each["compiles_after_warmup"] == 0
@@ -164,8 +167,8 @@ class FakeDevice:
 def test_tile_prefills_whole_prompts_in_full_steps_then_decodes():
     device = FakeDevice()
     capacity = Capacity(slots=2, length=32, rows=16, pages=9, page_size=8, depth=0)
-    subject = tile.Subject(name="s", dtype="f32", tile=4, built=SimpleNamespace(
-        device=device, capacity=capacity, guard=SimpleNamespace(count=0)))
+    subject = tile.Subject(name="s", dtype="f32", tile=4, exact=True, built=SimpleNamespace(
+        device=device, capacity=capacity, guard=SimpleNamespace(count=0), tiles=((4, 1),)))
     tile.visit(subject, rows=2, context=20, steps=3)
     assert device.plans[:3] == [[(0, PREFILL, 16, 0, False)], [(0, PREFILL, 4, 16, True), (1, PREFILL, 12, 0, False)],
                                 [(1, PREFILL, 8, 12, True)]]

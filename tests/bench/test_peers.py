@@ -25,7 +25,8 @@ for line in sys.stdin:
     task = json.loads(line)
     if task["mode"] == "dynamic":
         sys.exit("out of memory, say")
-    answers = [{"ids": [ids[0]] * task["max_tokens"], "seconds": 0.4, "first_s": 0.1, "first_tokens": 2 if task["mode"] == "lookup" else 1}
+    first = 2 if task["mode"] == "lookup" else 1
+    answers = [{"ids": [ids[0]] * task["max_tokens"], "seconds": 0.4, "first_s": 0.1, "first_tokens": first}
                for ids in task["prompts"]]
     print(json.dumps({"answers": answers}), flush=True)
 """
@@ -69,7 +70,8 @@ def flags(tmp_path):
 
 def test_everyone_answers_the_same_prompts_in_turn(process, engine, other, flags, tmp_path, capsys):  # noqa: F811
     out = tmp_path / "peers.json"
-    assert bench.main([*flags, "--peers", "static,lookup", "--url", f"theirs={other}", "--api-key", "secret", "--out", str(out)]) == 0
+    assert bench.main([*flags, "--peers", "static,lookup", "--url", f"theirs={other}", "--api-key", "secret",
+                       "--out", str(out)]) == 0
     result, shown = json.loads(out.read_text()), capsys.readouterr()
     assert "secret" not in out.read_text() and "secret" not in shown.err
     names = ["radiance_jax on", "radiance_jax off", "transformers static", "transformers lookup", "theirs"]
@@ -100,7 +102,8 @@ def test_other_answers_are_counted(process):
     others = [Answer(prompt="a", tokens=3, seconds=1, first_seconds=0.5, ids=(1, 2, 3)),
               Answer(prompt="b", tokens=3, seconds=1, first_seconds=0.5, ids=(1, 9, 3))]
     assert peers.agreement(first, others, tokenizer) == {"equal": 1, "of": 2, "mean_tokens_before_the_first_difference": 2.0}
-    texts = [Answer(prompt=name, tokens=3, seconds=1, first_seconds=0.5, text=text) for name, text in (("a", "text"), ("b", "other"))]
+    texts = [Answer(prompt=name, tokens=3, seconds=1, first_seconds=0.5, text=text)
+             for name, text in (("a", "text"), ("b", "other"))]
     assert peers.agreement(first, texts, tokenizer) == {"equal": 1, "of": 2, "mean_tokens_before_the_first_difference": None}
 
 

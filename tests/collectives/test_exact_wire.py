@@ -11,7 +11,7 @@ from radiance_jax import collectives, wire
 from radiance_jax.mesh import TENSOR_AXIS, make_mesh
 from tests.collectives.ranks import on_ranks
 
-RANKS = (2, 3, 4, 8)
+RANKS = (3, 8, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)))
 SHAPES = ((1,), (3,), (8,), (5, 13), (3, 1, 129), (1001,))
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
 

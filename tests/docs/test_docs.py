@@ -14,7 +14,7 @@ from radiance_jax.training.config import TrainConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / f"{name}.md" for name in ("quickstart", "flags", "api", "metrics", "deployment", "drafters", "new_drafter",
-                                          "policy", "wires", "training", "training_data")]
+                                          "policy", "wires", "training", "training_data", "report")]
 
 
 def text(name: str) -> str:

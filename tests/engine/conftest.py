@@ -1,6 +1,7 @@
 """Engines of a tiny model, shared between tests: compiling one takes seconds."""
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -66,24 +67,40 @@ class Harness:
         return [answer.wait() for answer in started]
 
 
+def until(holds, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.002)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     return tiny_model.make(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def harness(tiny, tmp_path_factory):
-    """`harness(mesh="tp=2", ...)`: an engine with these options over the defaults below, made once."""
-    made: dict[tuple, Harness] = {}
+def config(tiny, tmp_path_factory):
+    """`config(mesh="tp=2", ...)`: these options over defaults. Whoever keeps the defaults that shape a program finds it compiled."""
     cache = tmp_path_factory.mktemp("cache")
 
+    def make(**options) -> EngineConfig:
+        return EngineConfig(**dict(
+            model=str(tiny), cache_dir=str(cache), dtype="f32", max_model_len=256, max_num_seqs=4, max_num_batched_tokens=32,
+            page_size=16, num_speculative_tokens=7, draft_window="fixed") | options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def harness(config):
+    """`harness(mesh="tp=2", ...)`: an engine with these options over the defaults, made once."""
+    made: dict[tuple, Harness] = {}
+
     def make(**options) -> Harness:
-        options = {"dtype": "f32", "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 32, "page_size": 16,
-                   "num_speculative_tokens": 7, "draft_window": "fixed"} | options
         key = tuple(sorted(options.items()))
         if key not in made:
-            config = EngineConfig(model=str(tiny), cache_dir=str(cache), **options)
-            made[key] = Harness(Engine.load(config, lambda line: None))
+            made[key] = Harness(Engine.load(config(**options), lambda line: None))
         return made[key]
 
     yield make

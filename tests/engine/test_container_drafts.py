@@ -50,7 +50,7 @@ def start(container, lines, until=None, **options) -> Engine:
             raise Enough
 
     config = EngineConfig(model=str(container), dtype="f32", max_model_len=128, max_num_seqs=2, max_num_batched_tokens=32,
-                          page_size=16, compile_cache=False, **options)
+                          page_size=16, compile_cache=False, row_tile=4, **options)
     return Engine.load(config, log)
 
 

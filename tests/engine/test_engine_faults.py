@@ -4,22 +4,14 @@ import time
 
 import pytest
 
-from radiance_jax.config import EngineConfig
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.errors import CapacityError
 from radiance_jax.models.rows import rows_computed
-from tests.engine.conftest import Answer, Harness
+from tests.engine.conftest import Answer, Harness, until
 from tests.engine.test_exact import GREEDY, prompt
 
 LONG = dict(temperature=0.0, max_tokens=200, ignore_eos=True)
-
-
-def until(holds, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.002)
 
 
 def pages_in_use(engine: Engine) -> int:
@@ -83,10 +75,8 @@ def test_lost_pages_are_said_counted_and_taken_back(harness, caplog):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_device_that_breaks_ends_every_answer_with_an_error(tiny, tmp_path, caplog):
-    config = EngineConfig(model=str(tiny), cache_dir=str(tmp_path), dtype="f32", max_model_len=256, max_num_seqs=2,
-                          max_num_batched_tokens=32, page_size=16, num_speculative_tokens=3)
-    one = Harness(Engine.load(config, lambda line: None))
+def test_a_device_that_breaks_ends_every_answer_with_an_error(config, tmp_path, caplog):
+    one = Harness(Engine.load(config(cache_dir=str(tmp_path)), lambda line: None))
     deaf = one.engine.submit(prompt(1), SamplingParams(**LONG), lambda delta: 1 / (delta.finish_reason != "error"))
     answers = [one.start(prompt(seed), **LONG)[1] for seed in range(5)]
     until(lambda: answers[0].deltas)
@@ -139,13 +129,11 @@ def test_gaps_are_between_deliveries_and_steps_are_counted_by_the_rows_they_comp
     assert set(rows) <= possible and len([each for each in rows if rows[each]]) > 1
 
 
-def test_answers_without_a_seed_follow_the_order_they_came_in(tiny, tmp_path):
+def test_answers_without_a_seed_follow_the_order_they_came_in(config, tmp_path):
     """The stream of seeds starts at `seed`: the same requests in the same order give the same answers."""
-    config = EngineConfig(model=str(tiny), cache_dir=str(tmp_path), dtype="f32", max_model_len=256, max_num_seqs=2,
-                          max_num_batched_tokens=32, page_size=16, num_speculative_tokens=3, seed=5)
     runs = []
     for _ in range(2):
-        engine = Engine.load(config, lambda line: None)
+        engine = Engine.load(config(seed=5, cache_dir=str(tmp_path)), lambda line: None)
         answers = Harness(engine).ask_all([(prompt(7), dict(temperature=1.0, max_tokens=12, ignore_eos=True))] * 3)
         runs.append([answer.ids for answer in answers])
         engine.close()

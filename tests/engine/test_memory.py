@@ -168,15 +168,14 @@ def test_sizes_are_readable():
     assert [readable(n) for n in (0, 2**20, 3 * GIB, 5 * 2**40)] == ["0.0 MiB", "1.0 MiB", "3.00 GiB", "5.00 TiB"]
 
 
-def test_an_engine_logs_its_table_and_the_guess_covers_what_was_compiled(tiny, tmp_path):
+def test_an_engine_logs_its_table_and_the_guess_covers_what_was_compiled(config, tmp_path):
     from radiance_jax.engine.engine import Engine
 
     lines = []
-    engine = Engine.load(EngineConfig(model=str(tiny), cache_dir=str(tmp_path), dtype="f32", max_num_seqs=2,
-                                      max_num_batched_tokens=8), lines.append)
+    engine = Engine.load(config(cache_dir=str(tmp_path)), lines.append)
     try:
         text = "\n".join(lines)
-        assert "step workspace" in text and "as compiled" in text and "512 tokens" in text
+        assert "step workspace" in text and "as compiled" in text and "4 sequences of up to 256 tokens" in text
         found = float(re.search(r"step workspace +([0-9.]+) MiB", text)[1])
         model = engine.model_config
         guess = step_workspace(model, partition(model, 1), engine.capacity, (32, 4))

@@ -30,7 +30,7 @@ def labs(folder):
         each.close()
 
 
-@pytest.fixture(params=(1, 2, 4), ids=lambda tp: f"tp{tp}")
+@pytest.fixture(params=(1, pytest.param(2, marks=pytest.mark.slow), 4), ids=lambda tp: f"tp{tp}")
 def lab(labs, request):
     return labs(request.param)
 

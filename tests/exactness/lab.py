@@ -310,7 +310,7 @@ class Lab:
         def planned() -> Plan:
             now = next(number)
             if now in steps and scheduler.running:
-                scheduler._preempt(scheduler.running[-1], Plan())
+                scheduler._preempt(scheduler.running[-1])
                 done.append(now)
             return plan()
 

@@ -1,5 +1,5 @@
 """Faults in how a drafter is fed and asked. None can change an output; each lowers acceptance, and names the test of
-`test_neural.py` that then fails. As in `faults.py` all are compiled into one program and chosen by a traced number."""
+`test_neural.py` that then fails. As in `faults/` all are compiled into one program and chosen by a traced number."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

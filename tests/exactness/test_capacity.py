@@ -32,8 +32,8 @@ def compare(base: Lab, other: Lab) -> None:
     assert not other.depth or sum(answer.stats.num_accepted_draft_tokens for answer in answers) > 0
 
 
-@pytest.mark.parametrize("size", ("small", pytest.param("middling", marks=pytest.mark.long),
-                                   pytest.param("large", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("size", (*(pytest.param(size, marks=pytest.mark.slow) for size in ("small", "large")),
+                                  pytest.param("middling", marks=pytest.mark.long)))
 def test_capacity_changes_no_bit(labs, folder, size):
     other = Lab.open(KIND[1], 1, folder, **SIZES[size])
     try:

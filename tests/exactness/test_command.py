@@ -1,6 +1,7 @@
 """`bench exactness` on a tiny model: what it refuses, compares, proves and writes."""
 
 import json
+import os
 
 import pytest
 
@@ -22,8 +23,8 @@ def test_wrong_flags_are_refused_in_one_line(capsys, folder, argv, says):
 def test_a_tiny_model_passes(folder, capsys):
     model, out = tiny_model.make(folder / "command"), folder / "exactness.json"
     status = bench.main([
-        "exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--prompts",
-        "2", "--max-tokens", "6", "--chunks", "3", "--depths", "0,2,4", "--soak", "30", "--out", str(out),
+        "exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--row-tile", "4",
+        "--prompts", "2", "--max-tokens", "6", "--chunks", "3", "--depths", "0,2,4", "--soak", "30", "--out", str(out),
         "--cache-dir", str(folder),
         "--axes", "again,crowd,policy,chunks,rejected,accepted,pattern,depth,preempted,echo,soak"])
     result = json.loads(out.read_text())
@@ -58,3 +59,25 @@ def test_a_forced_pattern_is_what_it_says():
     assert drafts[1].tolist()[:2] == [6, 7] and drafts[1, 2] != 8
     assert drafts[4, 0] != 9
     assert forced.steps_of((2, 0), 5, 3) == [3, 1]
+
+
+@pytest.mark.slow
+def test_processes_share_the_prompts_and_the_oracles(folder, capsys):
+    """Two processes on a core each, then a part of other axes by hand with the oracles they left."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    model, out, oracles = tiny_model.make(folder / "processes"), folder / "processes.json", folder / "oracles.json"
+    argv = ["exactness", str(model), "--dtype", "f32", "--max-num-batched-tokens", "16", "--page-size", "16", "--prompts", "4",
+            "--max-tokens", "6", "--cache-dir", str(folder), "--oracles", str(oracles)]
+    assert bench.main([*argv, "--axes", "crowd,accepted,soak", "--soak", "40", "--processes", "2", "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert result["complete"] and result["covered"] == dict.fromkeys(("crowd", "accepted", "soak"), ["1/2", "2/2"])
+    assert {each["axis"]: each["cases"] for each in result["axes"]} == {"crowd": 8, "accepted": 8, "soak": 40}
+    assert len(result["requests"]) == 8 and all(each["proven"] and not each["differences"] for each in result["axes"])
+    capsys.readouterr()
+    rest = folder / "rest.json"
+    assert bench.main([*argv, "--axes", "echo", "--limit-minutes", "10", "--out", str(rest)]) == 0
+    assert "8 oracles in 0 s, 8 of them from" in capsys.readouterr().err
+    assert bench.main(["exactness", "--merge", f"{out},{rest}"]) == 0
+    assert bench.main([*argv, "--axes", "echo,again", "--limit-minutes", "0.0001", "--out", str(rest)]) == 1
+    assert json.loads(rest.read_text())["missing"] == ["echo", "again"]

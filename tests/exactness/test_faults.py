@@ -54,4 +54,4 @@ def test_a_fault_of_sums_is_caught(name):
 def test_there_are_enough_faults():
     every = [*faults.DEVICE, *faults.HOST, *faults.SUMS]
     assert len(set(every)) == len(every) >= LEAST
-    assert set(faults.PATCHES) == set(faults.HOST) and set(faults.SUM_PATCHES) == set(faults.SUMS)
+    assert set(faults.host.PATCHES) == set(faults.HOST) and set(faults.sums.PATCHES) == set(faults.SUMS)

@@ -46,7 +46,7 @@ def test_a_row_has_the_same_bits_whatever_its_mates_their_number_and_the_tile():
     poisoned = x.at[8:].set(jnp.nan)  # rows beside it that hold nothing
     for rows, part in ((8, x[:8]), (64, x[:64]), (64, poisoned[:64])):
         assert same_bits(run(part, w, tile=choose(rows, K, N))[:8], whole[:8])
-    assert same_bits(run(x[40:48], w, tile=P.Tile(columns=16, stages=1)), whole[40:48])
+    assert same_bits(run(x[40:48], w, tile=P.Tile(columns=16, stages=2)), whole[40:48])
 
 
 def test_sizes_that_do_not_divide_are_refused():
@@ -57,6 +57,12 @@ def test_sizes_that_do_not_divide_are_refused():
         choose(8, 96, N)
 
 
+def test_one_stage_is_refused_which_would_wait_for_itself():
+    x, w = jnp.zeros((8, K), jnp.bfloat16), jnp.zeros((N, K), jnp.bfloat16)
+    with pytest.raises(ValueError, match="at least 2 stages; got 1"):
+        P.product(x, w, tile=P.Tile(columns=32, stages=1))
+
+
 def test_every_served_shape_has_a_tile():
     for k, n in ((576, 960), (576, 576), (1536, 576), (576, 49152), (4096, 6144), (12288, 4096), (4096, 151936), (64, 64)):
         for rows in (8, 64, 128, 512):
@@ -64,3 +70,4 @@ def test_every_served_shape_has_a_tile():
                 tile = choose(rows, k, n, gated=gated, out_bytes=size)
                 assert n % tile.columns == 0 and tile.columns * size % 32 == 0
                 assert tile.shared_memory(2 if gated else 1, size) <= 227 * 1024
+                assert tile.stages >= min(3, k // tile.depth)

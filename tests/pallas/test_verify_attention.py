@@ -114,5 +114,43 @@ def test_segments_of_a_long_chunk_change_no_bit():
     assert same_bits(together[4:8], later[:4])
 
 
+TWO = {"lanes": 2, "split": 2 * BLOCK, "most": 2, "walkers": 3}  # several splits a thread block, some of one block
+
+
+def test_the_streamed_form_equals_the_dense_sum_and_no_foreign_number_leaks():
+    Case(3, 64, 16).check((62, 130, 0), (3, 1, 2), **TWO)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("share, size, page, more", (
+    (4, 128, 64, {}), (8, 64, 16, {"stages": 2}), (3, 64, 16, {"lanes": 1}), (7, 64, 64, {"lanes": 1, "split": BLOCK, "most": 3}),
+    (2, 64, 16, {"split": 3 * BLOCK, "most": 1}), (2, 64, 16, {"split": BLOCK, "most": 3, "walkers": 1})))
+def test_forms_of_the_stream(share, size, page, more):
+    Case(share, size, page).check((62, 9, 0), (5, 0, 2), **TWO | more)
+    Case(share, size, page).check((126, 63, 64), (3, 1, 2), **TWO | more)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("window, cap", ((40, 5.0), (64, None), (1, None), (65, 30.0), (None, 2.0)))
+def test_windows_and_soft_caps_of_the_stream(window, cap):
+    Case(2, 64, 16).check((126, 63, 64), (3, 1, 2), window, cap, **TWO)
+
+
+@pytest.mark.long
+def test_in_the_stream_a_row_has_the_same_bits_alone_in_company_and_however_it_is_walked():
+    case = Case(3, 64, 16)
+    together = case.attend((126, 0, 17), (4, 0, 3), **TWO)
+    for more in ({}, {"walkers": 9}, {"stages": 2}):
+        alone = case.attend((128, 0, 0), (1, 0, 0), **TWO | more)
+        assert same_bits(alone[0], together[2])
+
+
+def test_the_stream_refuses_what_it_cannot_hold():
+    with pytest.raises(ValueError, match="1 or 2 lanes .* got 3 and 4 stages"):
+        Case(1, 64, 64).attend((1, 0, 0), (1, 0, 0), lanes=3)
+    with pytest.raises(ValueError, match="at most 128.* got 256"):
+        Case(1, 256, 64).attend((1, 0, 0), (1, 0, 0), lanes=2)
+
+
 def test_segments_are_as_high_as_a_tile_holds():
     assert [segment_height(share, size) for share, size in ((1, 64), (3, 64), (4, 128), (8, 128), (7, 64))] == [63, 21, 16, 8, 9]

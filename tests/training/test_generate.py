@@ -85,9 +85,8 @@ def some_prompts(count: int = 40) -> tuple[Prompt, ...]:
     for number in range(count):
         parents, turn = ((number - 3,), number % 8 == 7) if number % 4 == 3 else ((), False)
         parents = (0, 1) if number == 11 else parents
-        made.append(Prompt(source="maths" if number % 2 else "chat", text="tell " + "y" * number + (" {passage}" if parents and not turn
-                                                                                                    else ""),
-                           prompt_hash=number, parents=parents, turn=turn))
+        text = "tell " + "y" * number + (" {passage}" if parents and not turn else "")
+        made.append(Prompt(source="maths" if number % 2 else "chat", text=text, prompt_hash=number, parents=parents, turn=turn))
     return tuple(made)
 
 
@@ -205,7 +204,8 @@ def test_conversations_are_what_a_user_would_have_sent():
     assert conversations.messages(first, []) == [{"role": "user", "content": "What is rain?"}]
     turn = Prompt(source="chat", text="Why?", prompt_hash=0, parents=(0,), turn=True)
     assert conversations.messages(turn, [" Water. "], first) == [
-        {"role": "user", "content": "What is rain?"}, {"role": "assistant", "content": "Water."}, {"role": "user", "content": "Why?"}]
+        {"role": "user", "content": "What is rain?"}, {"role": "assistant", "content": "Water."},
+        {"role": "user", "content": "Why?"}]
     about = Prompt(source="chat", text="Read: {passage}\nSay", prompt_hash=0, parents=(0, 1))
     long = "A sentence. " * 200
     said = conversations.messages(about, [long, "{passage} B"])[0]["content"]

@@ -1,5 +1,6 @@
 """The training prompts: what is in the package, in which order, and that the evaluation sets are not among them."""
 
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -125,8 +126,8 @@ def test_prompts_about_answers_come_well_behind_them_on_one_side_of_the_split(ev
 
 def test_no_braces_of_a_template_are_left(everything):
     own = [each.text for each in everything if each.source.startswith(templates.OWN)]
-    assert not [text for text in own if any(f"{{{name}}}" in text for name in ("x", "a", "b", "c", "d", "n", "numbers", "question",
-                                                                               "question_lower"))]
+    holes = [f"{{{name}}}" for name in ("x", "a", "b", "c", "d", "n", "numbers", "question", "question_lower")]
+    assert not [text for text in own if any(hole in text for hole in holes)]
 
 
 def test_one_in_thirty_two_is_held_out(everything):
@@ -153,14 +154,15 @@ def folder(tmp_path) -> Path:
     write(tmp_path, "self-instruct/user_oriented_instructions.jsonl", [])
     for name in ("codegen-instruct", "roleplay-simple"):
         write(tmp_path, f"gpteacher/{name}.json", [{"instruction": f"Do {name}", "input": "x", "response": "SECRET"}])
-    write(tmp_path, "ifeval/input_data.jsonl", [{"prompt": " Use no commas. "}, {"prompt": "use no commas"}, {"prompt": "a " * 4000}])
+    write(tmp_path, "ifeval/input_data.jsonl", [
+        {"prompt": " Use no commas. "}, {"prompt": "use no commas"}, {"prompt": "a " * 4000}])
     write(tmp_path, "editeval/edit_eval.jsonl", [{"instruction": "Change it", "input": "x = 1", "context": ""}])
     write(tmp_path, "spec-bench/question.jsonl", [{"turns": [TEXT, "Why is that so?"], "reference": [["how many are 2 and 2"]]}])
     write(tmp_path, "mt-bench/question.jsonl", [{"turns": ["One more question here"]}])
     write(tmp_path, "gsm8k/test.jsonl", [{"question": "q", "answer": "a"}])
     (tmp_path / "humaneval").mkdir()
-    import gzip
-    (tmp_path / "humaneval/HumanEval.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "def f(x):", "canonical_solution": "y"}\n'))
+    problem = {"prompt": "def f(x):", "canonical_solution": "y"}
+    (tmp_path / "humaneval/HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(problem).encode()))
     return tmp_path
 
 
@@ -176,7 +178,7 @@ def test_sources_give_prompts_and_never_answers(folder):
 
 def test_the_build_drops_what_is_shared_double_or_too_long_and_counts_it(folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    monkeypatch.setattr(build_prompts, "articles", lambda: [])  # thousands, which take seconds
+    monkeypatch.setattr(build_prompts, "articles", list)  # thousands, which take seconds
     monkeypatch.setattr(build_prompts, "plain", lambda: [templates.Template(task="qa", text="Now: why is that so?")])
     assert build_prompts.main([str(folder), "--out", str(out)]) == 2
     assert "templates must make no prompt" in capsys.readouterr().err and not out.exists()

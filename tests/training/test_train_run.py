@@ -86,6 +86,23 @@ def test_so_it_does_where_a_draft_depends_on_the_one_before(script, tmp_path, ch
     drafts_agree(Trainer.of(Subject.of(training_script.config(*script, tmp_path, chunk_rows=32, **changes), quiet), quiet))
 
 
+def test_states_that_are_kept_are_those_that_are_computed_in_every_step(script, trainer, tmp_path):
+    """Memory and time change, the sums but for rounding do not."""
+    config = training_script.config(*script, tmp_path, family="dflash", states="kept", chunk_rows=10**6)
+    lines: list[str] = []
+    kept = Trainer.of(Subject.of(config, lines.append), lines.append)
+    assert any(line.startswith("states: ") for line in lines)
+    state, other, batches = kept.first_state(), trainer.first_state(), trainer.batches()
+    for _ in range(4):
+        batch = next(batches)
+        state, numbers = kept.step(state, batch, 8)
+        other, expected = trainer.step(other, batch, 8)
+        assert numbers["accepted"].tolist() == expected["accepted"].tolist()
+        np.testing.assert_allclose(numbers["loss"], expected["loss"], rtol=1e-4)
+    for ours, theirs in zip(jax.tree.leaves(state.masters), jax.tree.leaves(other.masters), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-5)
+
+
 def test_what_is_not_finite_stops_the_run_and_names_the_answers(trainer, tmp_path):
     class Poisoned(Trainer):
         """Weights that are not finite from step 3 on, as from a rate too high."""

@@ -290,9 +290,13 @@ class BlockDrafter:
         k, v = jnp.split(linear(u, layer["kv"][0], _first(layer, "kv_bias")), 2, axis=-1)
         return self._turn(k, layer["k_norm"], position), v.reshape(v.shape[0], -1, self.config.head_size)
 
+    def rotary(self) -> tuple[Any, Any]:
+        """Angles per position, f32 [H/2], and the factor on cos and sin."""
+        return rotary_frequencies(self.config.rope, self.config.head_size)
+
     def _turn(self, y: jax.Array, weight: jax.Array, position: jax.Array) -> jax.Array:
         """[R, n * H] to heads [R, n, H], normed and turned."""
-        frequencies, factor = rotary_frequencies(self.config.rope, self.config.head_size)
+        frequencies, factor = self.rotary()
         y = self.norm(y.reshape(y.shape[0], -1, self.config.head_size), weight, self.config.norm_eps)
         return rotate(y, position, frequencies, factor)
 

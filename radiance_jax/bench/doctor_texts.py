@@ -1,0 +1,68 @@
+"""The texts of `bench doctor`: what the target answers, put to it in several ways, and what the engine got accepted."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from radiance_jax.bench import doctor_readings as readings
+from radiance_jax.bench.doctor_replay import Text
+from radiance_jax.bench.measure import serve
+from radiance_jax.bench.prompt_sets import Prompt
+from radiance_jax.config import EngineConfig
+from radiance_jax.engine.engine import Engine
+from radiance_jax.engine.request import SamplingParams
+from radiance_jax.errors import UserError
+
+LIVE = 4  # so few that the drafts of all fit a step
+LEAST_CONTEXT = 256
+
+
+def put(prompts: Sequence[Prompt], tokenizer: Any, chat: Any) -> dict[str, list[Prompt]]:
+    """The prompts as token ids, by the way they are put: through the chat template as served, without the mark that an answer
+    begins, and as plain text. Ids given by the user, and a model without a template, can be put in one way only."""
+    def plain(each: Prompt) -> tuple[int, ...]:
+        return each.ids or tuple(tokenizer.encode(each.text, add_special_tokens=True))
+
+    def templated(each: Prompt, mark: bool) -> tuple[int, ...]:
+        text = chat.render([{"role": "user", "content": each.text}], add_generation_prompt=mark)
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    if chat is None or any(each.ids for each in prompts):
+        return {readings.RAW: [Prompt(set=each.set, id=each.id, ids=plain(each)) for each in prompts]}
+    ways: dict[str, Callable[[Prompt], tuple[int, ...]]] = {
+        readings.TEMPLATED: lambda each: templated(each, True), readings.NO_ANSWER_MARK: lambda each: templated(each, False),
+        readings.RAW: plain}
+    made = {name: [Prompt(set=each.set, id=each.id, ids=way(each)) for each in prompts] for name, way in ways.items()}
+    if made[readings.NO_ANSWER_MARK] == made[readings.TEMPLATED]:
+        del made[readings.NO_ANSWER_MARK]
+    return made
+
+
+def write(engine: EngineConfig, ways: dict[str, list[Prompt]], params: SamplingParams, limit: int,
+          log: Callable[[str], None]) -> tuple[dict[str, list[Text]], dict[str, Any]]:
+    """The target's answers by way, and the engine's own acceptance on those of the first way: histogram of accepted drafts, and
+    tokens a verify step. The drafter drafts alone, always all it may. `limit`: the model's context."""
+    need = max(len(each.ids) for prompts in ways.values() for each in prompts) + params.max_tokens
+    if need > limit:
+        raise UserError(f"prompt and answer must fit the model's context of {limit} tokens; the longest needs {need}",
+                        param="prompts")
+    room = min(max(1 << (need - 1).bit_length(), LEAST_CONTEXT), limit)
+    alone = {"max_model_len": room, "max_num_seqs": LIVE, "spec_ngram": 0, "draft_window": "fixed"}
+    one = Engine.load(EngineConfig(**vars(engine) | alone), log)
+    texts, first = {}, None
+    try:
+        for name, prompts in ways.items():
+            done = serve(one, prompts, params, live=LIVE, round=0)
+            first = first or done
+            texts[name] = [Text(each.id, (*each.ids, *answer.ids), len(each.ids), len(answer.ids) == params.max_tokens)
+                           for each, answer in zip(prompts, done.answers, strict=True)]
+    finally:
+        one.close()
+    histogram: dict[int, int] = {}
+    for answer in first.answers:
+        for accepted, count in answer.stats.acceptance_histogram.items():
+            histogram[accepted] = histogram.get(accepted, 0) + count
+    steps = sum(answer.stats.num_decode_steps for answer in first.answers)
+    return texts, {
+        "acceptance_histogram": [histogram.get(i, 0) for i in range(max(histogram, default=0) + 1)],
+        "accepted_a_step": sum(i * count for i, count in histogram.items()) / max(sum(histogram.values()), 1),
+        "tokens_per_verify": sum(len(answer.ids) - 1 for answer in first.answers) / max(steps, 1)}

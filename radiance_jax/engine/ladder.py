@@ -1,0 +1,69 @@
+"""The ladder of programs: which ones an engine has, lowered ahead of time, and how they are told apart once compiled.
+
+Where one program is a step there is one for each row count. Over GPU kernels a row count has a forward program and draw programs
+of every kind, and a drafter one program that proposes and, for each row count, one that observes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh
+
+from radiance_jax.engine.draft_programs import DraftPrograms, lower_observe, lower_propose
+from radiance_jax.engine.hooks import Hooks
+from radiance_jax.engine.kernels import Kernels
+from radiance_jax.engine.kinds import KINDS, draw_steps
+from radiance_jax.engine.state import Capacity, admission_size
+from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
+from radiance_jax.engine.two_part import drawn_specs, head_params, lower_draw, lower_forward, tap_specs
+from radiance_jax.models.config import ModelConfig
+from radiance_jax.models.partition import Partition
+
+ADMIT, STEP, DRAW, PROPOSE, OBSERVE = "admit", "step", "draw", "propose", "observe"
+Key = tuple[Any, ...]  # one of these names, then row count, draw count and kind as far as they tell programs apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """What is static: sizes, the steps' shapes in ascending order of rows, the mesh, and specs of parameters and caches."""
+
+    model: ModelConfig
+    cut: Partition
+    capacity: Capacity
+    shapes: Sequence[StepShape]
+    kernels: Kernels | None
+    mesh: Mesh
+    params: Any
+    caches: tuple[Any, ...]
+    hooks: Hooks
+
+    def lowered(self) -> Iterator[tuple[Key, Any]]:
+        """Every program by its key, lowered when its turn comes."""
+        model, cut, capacity, mesh, drafting = self.model, self.cut, self.capacity, self.mesh, self.shapes[0].drafting
+        dtype = self.params["norm"].dtype
+        yield (ADMIT,), lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity))
+        for shape in reversed(self.shapes):  # those that take the longest to compile first
+            rows = shape.rows
+            if self.kernels is None:
+                yield (STEP, rows), lower_step(model, cut, capacity, shape, mesh, self.params, self.caches, self.hooks)
+                continue
+            yield (STEP, rows), lower_forward(model, cut, capacity, shape, self.kernels, mesh, self.params, self.caches, self.hooks)
+            for draws, kind in ((draws, kind) for draws in draw_steps(rows) for kind in KINDS):
+                yield (DRAW, rows, draws, kind), lower_draw(
+                    model, cut, capacity, self.kernels, rows, draws, kind, mesh, self.params)
+            if drafting is not None:
+                turn = drawn_specs(model, capacity, rows, dtype).turn
+                yield (OBSERVE, rows), lower_observe(
+                    drafting, capacity, turn, tap_specs(model, rows, dtype, drafting.drafter.taps), mesh, dtype)
+        if self.kernels is not None and drafting is not None:
+            yield (PROPOSE,), lower_propose(
+                drafting, capacity, self.shapes[0].p_min, mesh, head_params(self.params), dtype)
+
+
+def programs_of(compiled: dict[Key, Any]) -> Programs:
+    """Compiled programs by their keys, in the places where the device looks for them."""
+    of = lambda name: {key[1:]: program for key, program in compiled.items() if key[0] == name}  # noqa: E731
+    by_rows = lambda name: {rows: program for (rows,), program in sorted(of(name).items())}  # noqa: E731
+    drafts = DraftPrograms(compiled[PROPOSE,], by_rows(OBSERVE)) if (PROPOSE,) in compiled else None
+    return Programs(steps=by_rows(STEP), admit=compiled[ADMIT,], draws=dict(sorted(of(DRAW).items())), drafts=drafts)
