@@ -56,7 +56,7 @@ class Subject:
         model = parse_config(source.config)
         raw = describe(config, model, source.config)
         drafter = read_drafter(raw, "the drafter").holding(["mask_embedding"] if config.mask_id is None else [], "the drafter")
-        if config.family == "dspark":  # a published bias of the confidence, which a server needs not find
+        if config.family == "dspark":  # the confidence has a bias: it is trained and published
             drafter = replace(drafter, confidence_bias=drafter.confident)
         return cls(config=config, path=path, source=source, model=model, cut=partition(model, 1), raw=raw, drafter=drafter)
 

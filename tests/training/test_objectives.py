@@ -13,6 +13,7 @@ from radiance_jax.training.config import TrainConfig
 from radiance_jax.training.description import describe
 from radiance_jax.training.objectives import objective_of
 from radiance_jax.training.objectives.base import Part
+from radiance_jax.training.objectives.dflash2 import likeliest
 from tests import tiny_model
 
 D, V, R, N, RANK = 64, tiny_model.VOCAB, 6, 3, 4
@@ -101,6 +102,14 @@ def test_dflash2_adds_the_choice_among_candidates(lesson):
     assert terms["hit"].ravel().tolist() == hit
     plain, chosen = (by_block(ce) * WEIGHTS).sum() / WEIGHTS.sum(), (by_block(among) * LIVE).sum() / LIVE.sum()
     assert loss == pytest.approx(plain + 0.7 * chosen, rel=1e-5) and 0 < parts["missing"] < 1
+
+
+@pytest.mark.parametrize("size", (150, 192, 2048))
+def test_candidates_are_the_likeliest_of_any_vocabulary_in_order(size):
+    logits = np.random.default_rng(0).standard_normal((40, size)).astype(np.float32)
+    logits[3, 70] = logits[3, 5] = 9.0  # ties in the order of ids
+    logits[:, -20:] = -np.inf
+    np.testing.assert_array_equal(jax.jit(likeliest, static_argnums=1)(logits, 7), np.argsort(-logits, kind="stable")[:, :7])
 
 
 def test_dspark_is_distance_cross_entropy_and_confidence(lesson):

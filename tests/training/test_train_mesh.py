@@ -8,7 +8,6 @@ from radiance_jax.training.sharding import VOCAB
 from radiance_jax.training.trainer import Subject, Trainer
 from tests.training import training_script
 
-pytestmark = pytest.mark.slow
 STEPS = 3
 
 
@@ -27,7 +26,7 @@ def trained(script, out, mesh: str, family: str):
     return trainer, state, losses, trainer.look(state).report()
 
 
-@pytest.mark.parametrize("family", ("dflash2", "dspark"))
+@pytest.mark.parametrize("family", (pytest.param("dflash2", marks=pytest.mark.long), pytest.param("dspark", marks=pytest.mark.slow)))
 def test_devices_along_batch_and_vocabulary_change_nothing_but_roundings(script, tmp_path, family):
     one, alone, losses, look = trained(script, tmp_path, "dp=1,tp=1", family)
     four, cut, their_losses, their_look = trained(script, tmp_path, "dp=2,tp=2", family)

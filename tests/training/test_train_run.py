@@ -9,7 +9,8 @@ import pytest
 
 from radiance_jax.errors import UserError
 from radiance_jax.training import run as run_
-from radiance_jax.training.pipeline import Batches, Padded, share_of, usable
+from radiance_jax.training.blocks import choose_anchors
+from radiance_jax.training.pipeline import Batches, Padded, on_mesh, share_of, usable
 from radiance_jax.training.trainer import Subject, Trainer
 from tests.training import training_script
 
@@ -56,6 +57,33 @@ def test_a_run_that_was_killed_ends_at_the_same_bits(trainer, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "held_out" in line] == [0, 4, 8]
+
+
+def drafts_agree(trainer) -> None:
+    """What a step says was accepted is what the walk of `propose` would have accepted at the same anchors."""
+    state, batches = trainer.first_state(), trainer.batches()
+    for _ in range(60):
+        state, _ = trainer.step(state, next(batches), 60)
+    batch = next(batches)
+    matches = np.asarray(trainer.compiled_matches(state.masters, trainer.target_params, on_mesh(batch, trainer.mesh)))
+    key = jax.random.fold_in(jax.random.key(trainer.config.seed), state.step)
+    position, real = choose_anchors(key, batch, trainer.config.anchors)
+    found = np.take_along_axis(matches, np.asarray(position), axis=1)[np.asarray(real)]
+    _, numbers = trainer.step(state, batch, 60)
+    drafts = trainer.subject.drafter.block
+    assert numbers["accepted"].tolist() == [int((found > k).sum()) for k in range(drafts)]
+    assert 0 < found.sum() < found.size * drafts
+
+
+def test_a_step_counts_as_accepted_what_a_walk_accepts(trainer):
+    drafts_agree(trainer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", ({"family": "dflash2"}, {"family": "dspark", "markov": "rnn"},
+                                     {"family": "dspark", "markov": "gated", "causal": True, "window": 6}), ids=str)
+def test_so_it_does_where_a_draft_depends_on_the_one_before(script, tmp_path, changes):
+    drafts_agree(Trainer.of(Subject.of(training_script.config(*script, tmp_path, chunk_rows=32, **changes), quiet), quiet))
 
 
 def test_states_that_are_kept_are_those_that_are_computed_in_every_step(script, trainer, tmp_path):

@@ -57,6 +57,8 @@ def test_what_is_learnt_is_served(script, tmp_path, family, objective):
     published, trained = open_drafter(out / "drafter"), best_tensors(out)
     for name, value in trained.items():
         np.testing.assert_allclose(np.asarray(published.read(name), np.float32), value, rtol=2**-8, atol=1e-30)
+    if objective == "dpace":
+        return  # the network is DFlash's, which is served below
     rad = convert(script[0], tmp_path / "m.rad", "f32", draft_path=out / "drafter").path
     engine = start(rad, [], draft_window="fixed", spec_ngram=0)
     try:

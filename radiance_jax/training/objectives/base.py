@@ -68,9 +68,12 @@ class Objective:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """-log softmax at the labels, and whether they are the likeliest, [R] each."""
-    right = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-    return jax.nn.logsumexp(logits, axis=-1) - right, jnp.argmax(logits, axis=-1) == labels
+    """-log softmax at the labels, and whether they are the likeliest, [R] each.
+
+    The label's logit is a masked sum, not a lookup: on a GPU the way back of a lookup writes a whole array of zeros first.
+    """
+    right = jnp.where(jnp.arange(logits.shape[-1]) == labels[:, None], logits, 0).sum(-1)
+    return jax.nn.logsumexp(logits, axis=-1) - right, right >= logits.max(-1)
 
 
 def mean(values: jax.Array, weights: jax.Array, whole: jax.Array) -> jax.Array:
