@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,13 +245,16 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
             log(f"check: {found}; starting again without bit-exactness")
             return build(replace(config, bit_exact="off"), log, hooks)
         log(f"check: a row has the same bits in programs of {names} rows on this machine ({time.monotonic() - started:.1f} s)")
-    cost, drafting_cost = (prices.table(capacity, chosen.tiles, CPU_HEAD_TILE, tuple(programs.steps)) for _ in range(2))
+    no_prices = partial(prices.table, capacity, chosen.tiles, CPU_HEAD_TILE, tuple(programs.steps))
+    cost, drafting_cost = no_prices(), no_prices()
     cost_file = prices.place(cache_dir, mesh, {
         "name": name, "model": settings, "dtype": chosen.dtype, "tiles": chosen.tiles, "capacity": capacity,
         "steps": list(programs.steps), "drafter": drafter, "wire": wire, "kernels": kernels}) if config.compile_cache else None
     if capacity.depth and config.draft_window == "adaptive":
-        found, started = cost_file is not None and cost.load(cost_file), time.monotonic()
+        started = time.monotonic()
+        found = cost_file is not None and cost.load(cost_file) and prices.hold(cost, device, capacity)
         if not found:
+            cost = no_prices()
             prices.measure(cost, device, capacity)
         elif drafter is not None:  # until such steps were taken, they count as costing what others do
             drafting_cost.load(prices.beside(cost_file))

@@ -19,6 +19,7 @@ from radiance_jax.models.rows import Heights, rows_computed
 from radiance_jax.spec.cost import CostTable, profile, program_charge, tiled_charge
 
 SECONDS = 3.0  # of measuring, at most (the two cheapest steps are measured in any case)
+LOOKS, TOLERANCE = 3, 1.25  # steps of each kind by which kept prices are tried, and how far off they may be
 
 
 class Stepper(Protocol):
@@ -48,6 +49,17 @@ def measure(table: CostTable, device: Stepper, capacity: Capacity) -> None:
 
     top = table.charge[min(most, len(table.charge) - 1)]
     profile(table, run, top, SECONDS, time.monotonic)
+
+
+def hold(table: CostTable, device: Stepper, capacity: Capacity) -> bool:
+    """Whether a step with all drafts of a lone sequence still costs as many bare ones as the table says. A machine that is slower
+    as a whole moves no decision, but prices kept from an hour in which other programs ran may be out of proportion."""
+    bare, deep, kept = table.charge[1], table.charge[min(1 + capacity.depth, len(table.charge) - 1)], table.measured()
+    if bare == deep or bare not in kept or deep not in kept:
+        return True
+    now = [min(device.time_decode([drafts]) for _ in range(LOOKS)) for drafts in (0, capacity.depth)]
+    change = now[1] / now[0] * kept[bare] / kept[deep]
+    return 1 / TOLERANCE <= change <= TOLERANCE
 
 
 def place(folder: Path, mesh: Any, parts: dict[str, Any]) -> Path:

@@ -70,8 +70,9 @@ def test_a_request_chooses_its_window(adaptive, harness):
         assert fixed.record() == again.record() and fixed.stats.num_deferred_proposals == 0 < fixed.stats.num_draft_tokens
 
 
-def test_prices_survive_a_restart(adaptive):
+def test_prices_survive_a_restart(adaptive, monkeypatch):
     """The engine of the fixture again: its programs are compiled, its prices are kept when it closes."""
+    monkeypatch.setattr(prices, "hold", lambda *_: True)  # other programs may run beside the tests
     lines: list[str] = []
     for told in ("measured in", "kept from before"):
         engine = Engine.load(adaptive.engine.config, lines.append)
@@ -79,6 +80,21 @@ def test_prices_survive_a_restart(adaptive):
         assert len(engine._planner.cost.measured()) >= 2 and min(engine._planner.cost.measured().values()) > 0
         lines.clear()
         engine.close()
+
+
+@pytest.mark.parametrize("bare, deep, holds", ((1.0, 2.0, True), (3.0, 6.5, True), (1.0, 1.2, False), (1.0, 3.0, False)))
+def test_kept_prices_hold_while_they_are_in_proportion(bare, deep, holds):
+    """Three times as slow as a whole moves no decision; drafts that became cheap or dear do. Single slow steps do not count."""
+    capacity = Capacity(slots=2, length=64, rows=16, pages=9, page_size=16, depth=7)
+    table, calls = prices.table(capacity, None, 4, (2, 8, 16)), []
+    for rows, seconds in ((1, 1.0), (8, 2.0), (16, 2.5)):
+        table.observe(rows, seconds)
+
+    def time_decode(drafts):
+        calls.append(drafts)
+        return (deep if drafts[0] else bare) * (5 if len(calls) % 3 == 1 else 1)
+
+    assert prices.hold(table, SimpleNamespace(time_decode=time_decode), capacity) == holds and [0] in calls and [7] in calls
 
 
 def test_prices_are_kept_apart_by_whatever_makes_steps_dear(tmp_path):

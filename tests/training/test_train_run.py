@@ -86,6 +86,7 @@ def test_so_it_does_where_a_draft_depends_on_the_one_before(script, tmp_path, ch
     drafts_agree(Trainer.of(Subject.of(training_script.config(*script, tmp_path, chunk_rows=32, **changes), quiet), quiet))
 
 
+@pytest.mark.slow
 def test_states_that_are_kept_are_those_that_are_computed_in_every_step(script, trainer, tmp_path):
     """Memory and time change, the sums but for rounding do not."""
     config = training_script.config(*script, tmp_path, family="dflash", states="kept", chunk_rows=10**6)
