@@ -73,6 +73,8 @@ def main(argv: Sequence[str]) -> int:
     for line in (config.describe(), *remarks):
         log(line)
     record.check_writable(config.out)
+    if config.drafter == "off":
+        raise UserError("drafter must be auto: the drafter is what is looked at; got 'off'. Leave --drafter out.", param="drafter")
     result = examine(config, argv, started)
     from radiance_jax.bench.doctor_table import show
     show(result)

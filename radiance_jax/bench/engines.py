@@ -75,7 +75,8 @@ def modes(config: SpeedConfig, engine: EngineConfig, log: Callable[[str], None])
         log(f"-- {name} --")
         chosen = choose(options, platform)
         loaded.append(Engine.load(options, log))
-        facts = asdict(chosen) | {"capacity": asdict(loaded[-1].capacity)}
+        capacity = loaded[-1].capacity  # with the drafter in the model's file, which `choose` was not shown
+        facts = asdict(chosen) | {"depth": capacity.depth, "exact": loaded[-1].exact, "capacity": asdict(capacity)}
         return loaded[-1], facts, loaded[-1].exact
 
     try:

@@ -90,7 +90,7 @@ def measure(config: SpecConfig, argv: Sequence[str], prompts: Sequence[Prompt], 
     from radiance_jax.container.drafter import drafter_of
     result = record.environment(PROG, argv, config)
     prompts, engine = prepare(config, prompts)
-    drafter = drafter_of(spec_modes.model_of(config))
+    drafter = None if config.drafter == "off" else drafter_of(spec_modes.model_of(config))
     result["drafter"] = None if drafter is None else draft_facts.of_checkpoint(drafter)
     names, todo = spec_modes.wanted(config, drafter), units(config, prompts)
     turns: list[Any] = []

@@ -108,7 +108,7 @@ def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None, 
             most = drafter.depth
         if most > drafter.block:
             raise UserError(f"num_speculative_tokens must be at most {drafter.block}, which is what {drafter.name} proposes at "
-                            f"once; got {most}", param="num_speculative_tokens")
+                            f"once; got {most}. Use --drafter off for deeper drafts by prompt lookup alone.", param="num_speculative_tokens")
     if window is None:
         window = (CPU_DEPTH if cpu else GPU_DEPTH) if most == "auto" else most
     lookup = window if most == "auto" else min(window, most)
@@ -256,6 +256,8 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         if not found:
             cost = no_prices()
             prices.measure(cost, device, capacity)
+            if cost_file is not None:  # of another hour as well
+                prices.beside(cost_file).unlink(missing_ok=True)
         elif drafter is not None:  # until such steps were taken, they count as costing what others do
             drafting_cost.load(prices.beside(cost_file))
         log(prices.line(cost, found, time.monotonic() - started))

@@ -37,8 +37,8 @@ def table(capacity: Capacity, heights: Heights | None, head_tile: int, sizes: tu
 def measure(table: CostTable, device: Stepper, capacity: Capacity) -> None:
     """Times steps of decoding sequences with drafts, as many rows as they can have."""
     most = capacity.slots * (1 + capacity.depth)
-    if 3 * (capacity.depth + 1) + 3 > capacity.length or not capacity.depth:
-        return  # no room for a text that repeats itself: the engine learns as it goes
+    if not _room(capacity):
+        return  # the engine learns as it goes
 
     def run(rows: int) -> float | None:
         count = min(rows, most)
@@ -51,13 +51,19 @@ def measure(table: CostTable, device: Stepper, capacity: Capacity) -> None:
     profile(table, run, top, SECONDS, time.monotonic)
 
 
+def _room(capacity: Capacity) -> bool:
+    """Whether a context holds a text that repeats itself, which `time_decode` needs to have drafts."""
+    return bool(capacity.depth) and 3 * (capacity.depth + 1) + 3 <= capacity.length
+
+
 def hold(table: CostTable, device: Stepper, capacity: Capacity) -> bool:
     """Whether a step with all drafts of a lone sequence still costs as many bare ones as the table says. A machine that is slower
     as a whole moves no decision, but prices kept from an hour in which other programs ran may be out of proportion."""
-    bare, deep, kept = table.charge[1], table.charge[min(1 + capacity.depth, len(table.charge) - 1)], table.measured()
-    if bare == deep or bare not in kept or deep not in kept:
+    rows, kept = min(1 + capacity.depth, len(table.charge) - 1), table.measured()
+    bare, deep = table.charge[1], table.charge[rows]
+    if not _room(capacity) or bare == deep or bare not in kept or deep not in kept:
         return True
-    now = [min(device.time_decode([drafts]) for _ in range(LOOKS)) for drafts in (0, capacity.depth)]
+    now = [min(device.time_decode([drafts]) for _ in range(LOOKS)) for drafts in (0, rows - 1)]
     change = now[1] / now[0] * kept[bare] / kept[deep]
     return 1 / TOLERANCE <= change <= TOLERANCE
 

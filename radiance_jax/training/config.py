@@ -89,6 +89,8 @@ class TrainConfig(Config):
     rad: str | None = setting(str, None, "the target with the drafter in it, a .rad file to write at the end", RUN)
 
     def __post_init__(self) -> None:
+        if self.taps is None:
+            object.__setattr__(self, "taps", ())
         super().__post_init__()
         sizes = parse_mesh(self.mesh, MESH_AXES)
         if self.data is None:
