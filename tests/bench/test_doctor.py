@@ -206,7 +206,7 @@ def examined(learnt, name, prompts="ids", target=None, config=overfit.CONFIG, fl
     return status, json.loads(out.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_planted_fault_is_found_and_the_replay_is_the_engine(learnt):
     status, found = examined(learnt, "sound", flags=["--plant", doctor.ALL])
     assert found["agrees"] and found["replay_and_engine_apart"]["steps"] <= 1
@@ -223,7 +223,7 @@ WRONG = {  # the config.json as a publisher may have got it wrong, and what the 
     readings.SLOTS: {"sample_from_anchor": True}}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_file_is_diagnosed_from_the_container(learnt, kind):
     """Not planted by the doctor: the engine itself serves the wrong reading here, and the replay agrees with it."""
@@ -231,7 +231,7 @@ def test_a_wrong_file_is_diagnosed_from_the_container(learnt, kind):
     assert status == 0 and found["agrees"] and found["diagnosis"]["fault"] == kind
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_template_of_other_training_data_is_found(learnt):
     """The drafter has learnt answers to the bare prompts; the target's template puts words round them."""
     folder, target, _ = learnt
@@ -243,7 +243,7 @@ def test_a_template_of_other_training_data_is_found(learnt):
     assert found["diagnosis"]["reading"] == f"prompts: {readings.RAW}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_untrained_drafter_is_told_so(learnt):
     folder, target, tensors = learnt
     fresh = overfit.fresh(DRAFTER.shapes(), np.random.default_rng(1))
