@@ -52,18 +52,19 @@ def replicated(shape: tuple[int, ...], dtype) -> ArraySpec:
     return ArraySpec(tuple(shape), np.dtype(dtype), (None,) * len(shape))
 
 
-def _is_spec(leaf: Any) -> bool:
+def is_spec(leaf: Any) -> bool:
+    """Where a tree of `ArraySpec` ends."""
     return isinstance(leaf, ArraySpec)
 
 
 def partitions(tree: Any) -> Any:
     """The partition of every spec of a tree."""
-    return jax.tree.map(lambda spec: spec.partition, tree, is_leaf=_is_spec)
+    return jax.tree.map(lambda spec: spec.partition, tree, is_leaf=is_spec)
 
 
 def abstract(tree: Any, mesh: Mesh) -> Any:
     """What ahead-of-time compilation takes in the place of the arrays that a tree of specs describes."""
-    return jax.tree.map(lambda spec: spec.abstract(mesh), tree, is_leaf=_is_spec)
+    return jax.tree.map(lambda spec: spec.abstract(mesh), tree, is_leaf=is_spec)
 
 
 def place(spec: ArraySpec, mesh: Mesh, read: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
@@ -80,6 +81,11 @@ def zeros(spec: ArraySpec, mesh: Mesh) -> jax.Array:
         return np.zeros(shape, spec.dtype)
 
     return place(spec, mesh, read)
+
+
+def zeros_of(tree: Any, mesh: Mesh) -> Any:
+    """`zeros` for every spec of a tree."""
+    return jax.tree.map(lambda spec: zeros(spec, mesh), tree, is_leaf=is_spec)
 
 
 def make_mesh(tp: int) -> Mesh:

@@ -21,7 +21,7 @@ from radiance_jax.engine.memory import rank_bytes
 from radiance_jax.engine.scheduler import Entry, Plan
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity, admission_size, pack_plan, state_specs
 from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
-from radiance_jax.mesh import ArraySpec, zeros
+from radiance_jax.mesh import ArraySpec, is_spec, partitions, zeros, zeros_of
 from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.draft.registry import read_drafter
@@ -32,10 +32,6 @@ COPY_BYTES, CPU_COPY_BYTES = 2 << 30, 128 << 20
 TABLES = ("embed", "predecessors", "successors", "before", "head_ids")  # of which only rows are fetched
 CONTEXT = ("fc", "context_norm", "kv", "kv_bias", "k_norm")  # what `observe` reads
 ONLY_CONTEXT = ("fc", "context_norm")  # and `propose` does not
-
-
-def is_spec(leaf: Any) -> bool:
-    return isinstance(leaf, ArraySpec)
 
 
 def random_arrays(specs: Any, mesh: Mesh) -> Any:
@@ -124,7 +120,7 @@ class Subject:
         capacity = Capacity(slots=slots, length=knows.length, rows=slots * (1 + knows.depth), pages=2, page_size=64,
                             depth=knows.depth)
         specs = state_specs(capacity, knows.cut.vocab_size)
-        state = jax.tree.map(lambda spec: zeros(spec, self.mesh), specs, is_leaf=is_spec)
+        state = zeros_of(specs, self.mesh)
         whole = NamedSharding(self.mesh, PartitionSpec())
         filled = lambda like, value: jax.device_put(np.full(like.shape, value, like.dtype), whole)  # noqa: E731
         state = replace(state, length=filled(state.length, context + 1), prompt=filled(state.prompt, context),
@@ -165,7 +161,7 @@ class Subject:
             return drafting.observe(knows, params, cache, taps, jnp.zeros_like(at), at, at < rows, jnp.full(1, rows),
                                     jnp.int32(rows))
 
-        program = self._program(run, (self.specs["params"], specs, *[tap] * taps), self._partitions(specs), donate=1)
+        program = self._program(run, (self.specs["params"], specs, *[tap] * taps), partitions(specs), donate=1)
         arguments, cache = random_arrays((tap,) * taps, self.mesh), [random_arrays(specs, self.mesh)]
 
         def call() -> Any:
@@ -179,11 +175,8 @@ class Subject:
         paths = jax.tree_util.tree_flatten_with_path(self.specs["params"], is_leaf=is_spec)[0]
         return rank_bytes([spec for path, spec in paths if counts(path[-1].key)], self.tp)
 
-    def _partitions(self, tree: Any) -> Any:
-        return jax.tree.map(lambda spec: spec.partition, tree, is_leaf=is_spec)
-
     def _program(self, run: Callable[..., Any], specs: tuple, out: Any, donate: int | None = None) -> Any:
-        mapped = jax.shard_map(run, mesh=self.mesh, in_specs=self._partitions(specs), out_specs=out, check_vma=False)
+        mapped = jax.shard_map(run, mesh=self.mesh, in_specs=partitions(specs), out_specs=out, check_vma=False)
         return jax.jit(mapped, donate_argnums=() if donate is None else donate)
 
 

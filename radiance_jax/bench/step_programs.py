@@ -14,7 +14,7 @@ import numpy as np
 
 from radiance_jax.bench.kernels import compile_all
 from radiance_jax.bench.step import SHAPES
-from radiance_jax.mesh import ArraySpec
+from radiance_jax.mesh import is_spec
 from radiance_jax.models import llama, llama_mosaic
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.llama_mosaic import KernelSurroundings
@@ -48,7 +48,7 @@ class Steps:
         self.pages = -(-length // PAGE)
         self.how = SplitShape(split=split, lanes=lanes, most=-(-self.pages * PAGE // split))
         specs = llama.param_specs(self.config, self.cut, jnp.bfloat16)
-        leaves, tree = jax.tree.flatten(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+        leaves, tree = jax.tree.flatten(specs, is_leaf=is_spec)
         made = [self._random(i, spec.shape) for i, spec in enumerate(leaves)]
         self.params = jax.tree.unflatten(tree, made)
         head = "embed" if self.config.tied_head else "head"

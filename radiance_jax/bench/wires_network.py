@@ -16,7 +16,7 @@ from radiance_jax.container.default_model import ensure_default_model
 from radiance_jax.container.hub import locate_model
 from radiance_jax.container.source import open_model
 from radiance_jax.errors import UserError
-from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, make_mesh, zeros
+from radiance_jax.mesh import TENSOR_AXIS, make_mesh, partitions, zeros_of
 from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.load import load_params
@@ -82,12 +82,11 @@ class Network:
             kept = jnp.stack(sent)[None] if keep else jnp.zeros((1, 0), jnp.bfloat16)
             return jnp.take_along_axis(scores, following[:, None], 1)[:, 0], jnp.argmax(logits, -1).astype(jnp.int32), kept
 
-        parts = lambda tree: jax.tree.map(lambda s: s.partition, tree, is_leaf=lambda s: isinstance(s, ArraySpec))  # noqa: E731
         caches = (cache,) * config.num_layers
         step = jax.jit(jax.shard_map(
-            run, mesh=self.mesh, in_specs=(parts(specs), parts(caches), jax.P()),
+            run, mesh=self.mesh, in_specs=(partitions(specs), partitions(caches), jax.P()),
             out_specs=(jax.P(), jax.P(), jax.P(TENSOR_AXIS)), check_vma=False))
-        empty = tuple(zeros(cache, self.mesh) for _ in caches)
+        empty = zeros_of(caches, self.mesh)
 
         def score(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             padded = np.zeros(length, np.int32)

@@ -16,12 +16,8 @@ from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity, Results, pack_admission, pack_plan, state_specs, unpack_results
 from radiance_jax.engine.steps import Programs
 from radiance_jax.engine.two_part import head_params
-from radiance_jax.mesh import ArraySpec, zeros
+from radiance_jax.mesh import ArraySpec, zeros_of
 from radiance_jax.spec import evidence
-
-
-def _zeros(specs: Any, mesh: Mesh) -> Any:
-    return jax.tree.map(lambda spec: zeros(spec, mesh), specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
 
 
 @dataclass(frozen=True)
@@ -42,10 +38,10 @@ class Device:
         self.capacity = capacity
         self._programs = programs
         self._params, self._head, self._draft_params = params, head_params(params), draft_params
-        self._caches = tuple(zeros(spec, mesh) for spec in cache_specs)
-        self._state, self._draft_cache = (_zeros(specs, mesh) for specs in (state_specs(capacity, padded_vocab), draft_cache_specs))
+        self._caches, self._state, self._draft_cache = (
+            zeros_of(specs, mesh) for specs in (cache_specs, state_specs(capacity, padded_vocab), draft_cache_specs))
         self._whole = NamedSharding(mesh, PartitionSpec())
-        self._no_drafts = () if programs.drafts is None else _zeros(proposal_spec(capacity), mesh)
+        self._no_drafts = () if programs.drafts is None else zeros_of(proposal_spec(capacity), mesh)
         self.turn(knobs)
 
     def turn(self, knobs: Any) -> None:

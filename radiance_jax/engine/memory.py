@@ -18,7 +18,7 @@ import jax
 from radiance_jax.config import EngineConfig
 from radiance_jax.engine.state import Capacity, state_specs
 from radiance_jax.errors import UserError
-from radiance_jax.mesh import ArraySpec
+from radiance_jax.mesh import is_spec
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
@@ -60,7 +60,7 @@ def visible_memory(platform: str, tp: int) -> Memory:
 
 def rank_bytes(tree: Any, tp: int) -> int:
     """Bytes that one rank holds of a tree of `ArraySpec`."""
-    specs = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+    specs = jax.tree.leaves(tree, is_leaf=is_spec)
     return sum(spec.nbytes // (tp if any(spec.partition) else 1) for spec in specs)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from radiance_jax.errors import ModelError
-from radiance_jax.mesh import ArraySpec, place
+from radiance_jax.mesh import is_spec, place
 from radiance_jax.models import llama
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
@@ -51,14 +51,18 @@ def load_params(config: ModelConfig, cut: Partition, checkpoint: Checkpoint, mes
                         mesh, progress)
 
 
+def path_keys(path: tuple) -> tuple:
+    """Names and indices of a leaf's path in a tree of parameters, as `fuse` takes them."""
+    return tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)
+
+
 def place_params(specs: Any, fuse: Callable[[tuple], np.ndarray], mesh: Mesh,
                  progress: Callable[[int, int], None] | None = None) -> Any:
     """A tree of `ArraySpec` to a tree of arrays; `fuse(path)` gives the global values of one of them."""
-    is_spec = lambda leaf: isinstance(leaf, ArraySpec)  # noqa: E731
     paths, tree = jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)
     total, done, leaves = sum(spec.nbytes for _, spec in paths), 0, []
     for path, spec in paths:
-        keys = tuple(getattr(k, "key", getattr(k, "idx", None)) for k in path)
+        keys = path_keys(path)
         values = fuse(keys)
         assert values.shape == spec.shape, (keys, values.shape, spec.shape)
         leaves.append(place(spec, mesh, lambda index, values=values: values[index]))

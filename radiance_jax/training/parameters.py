@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from radiance_jax.mesh import ArraySpec
+from radiance_jax.mesh import ArraySpec, is_spec
+from radiance_jax.models.load import path_keys
 from radiance_jax.models.draft.backbone import BlockDrafter
 from radiance_jax.models.partition import Partition
 
@@ -77,13 +78,8 @@ def count(drafter: BlockDrafter) -> int:
 
 def _walk(drafter: BlockDrafter, cut: Partition, leaf: Callable[[tuple, ArraySpec], Any]) -> Any:
     specs = drafter.param_specs(cut, np.float32)
-    is_spec = lambda one: isinstance(one, ArraySpec)  # noqa: E731
-    return jax.tree_util.tree_map_with_path(lambda path, spec: leaf(_keys(path), spec), specs, is_leaf=is_spec)
+    return jax.tree_util.tree_map_with_path(lambda path, spec: leaf(path_keys(path), spec), specs, is_leaf=is_spec)
 
 
 def _leaves(tree: Any) -> list[tuple[tuple, Any]]:
-    return [(_keys(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-
-
-def _keys(path: tuple) -> tuple:
-    return tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)
+    return [(path_keys(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from radiance_jax.errors import UserError
-from radiance_jax.mesh import ArraySpec
+from radiance_jax.mesh import ArraySpec, is_spec
 
 BATCH, VOCAB = "dp", "tp"
 
@@ -51,4 +51,4 @@ def place(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 def trees(specs: Any, mesh: Mesh) -> Any:
     """The sharding of every leaf of a tree of `ArraySpec`."""
-    return jax.tree.map(lambda spec: of_spec(spec, mesh), specs, is_leaf=lambda one: isinstance(one, ArraySpec))
+    return jax.tree.map(lambda spec: of_spec(spec, mesh), specs, is_leaf=is_spec)

@@ -16,6 +16,7 @@ from radiance_jax.container.default_model import ensure_default_model
 from radiance_jax.container.hub import locate_model
 from radiance_jax.container.source import Source, open_model
 from radiance_jax.errors import UserError
+from radiance_jax.mesh import is_spec
 from radiance_jax.models.config import ModelConfig, parse_config
 from radiance_jax.models.draft.backbone import BlockDrafter
 from radiance_jax.models.draft.registry import read_drafter
@@ -183,7 +184,7 @@ def _abstract(programs: Programs, cut: Partition, shardings: TrainState) -> Trai
 
 
 def _struct(specs: Any) -> Any:
-    return jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, jnp.float32), specs, is_leaf=lambda one: hasattr(one, "axes"))
+    return jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, jnp.float32), specs, is_leaf=is_spec)
 
 
 def _empty(config: TrainConfig, batch: int) -> Batch:
