@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +10,9 @@ import jax
 from radiance_jax.bench import prompt_sets
 from radiance_jax.bench.config import DTYPES, FAST, FIXED, OFF, ON, SpeedConfig, engine_values, numbers, words
 from radiance_jax.bench.prompt_sets import Prompt
+from radiance_jax.bench.record import log
 from radiance_jax.config import EngineConfig
-from radiance_jax.container.default_model import ensure_default_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.container.source import open_model
 from radiance_jax.engine.build import choose
 from radiance_jax.engine.engine import Engine
@@ -41,7 +41,7 @@ def prepare(config: SpeedConfig, prompts: Sequence[Prompt]) -> tuple[list[Prompt
     """Token ids of the prompts, and an engine configuration with room for them and no more: several engines live side
     by side. Raises `UserError` for what does not fit."""
     dtype = choose(config, jax.default_backend()).dtype
-    model = open_model(Path(config.model) if config.model else ensure_default_model(config.cache_dir, dtype))
+    model = open_model(model_file(config.model, config.cache_dir, dtype, log))
     tokenizer = Tokenizer.from_model(model)
     encoded = prompt_sets.encode(prompts, tokenizer, ChatTemplate.from_model(model, tokenizer))
     most = max(numbers("sequences", config.sequences))

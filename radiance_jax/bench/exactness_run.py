@@ -16,8 +16,7 @@ from radiance_jax.bench.exactness_asks import WAYS, Ask, Told, ask_all, differen
 from radiance_jax.bench.exactness_oracles import Answers, Oracles, manifest, name_of
 from radiance_jax.bench.record import log
 from radiance_jax.config import MAX_DRAFT_DEPTH, EngineConfig
-from radiance_jax.container.default_model import ensure_default_model
-from radiance_jax.container.hub import locate_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.container.source import open_model
 from radiance_jax.engine.build import choose, container_drafter
 from radiance_jax.engine.engine import Engine
@@ -111,7 +110,7 @@ def _prepare(config: ExactnessConfig) -> tuple[EngineConfig, list[Ask], Drafter 
     """The engine's configuration, with its model named and with room for prompts and answers; the requests; and the
     drafter in the model's file, beyond whose block no depth goes."""
     dtype = choose(config, jax.default_backend()).dtype
-    path = locate_model(config.model, log=log) if config.model else ensure_default_model(Path(config.cache_dir), dtype)
+    path = model_file(config.model, config.cache_dir, dtype, log)
     model = open_model(path)
     tokenizer = Tokenizer.from_model(model)
     prompts = prompt_sets.read(prompt_sets.FOLDER / f"{PROMPTS}.jsonl", PROMPTS)[:config.prompts]

@@ -28,8 +28,7 @@ from radiance_jax.bench.prompt_sets import Prompt, load
 from radiance_jax.bench.record import log
 from radiance_jax.bench.speed import WARM_UP_TOKENS, turn
 from radiance_jax.config import EngineConfig
-from radiance_jax.container.default_model import ensure_default_model
-from radiance_jax.container.hub import locate_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.errors import UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
@@ -95,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
                         "tokenizers of their own", param="prompts")
     ensure_host_devices(config.mesh_size)
     dtype = "bf16" if config.dtype == "auto" else config.dtype
-    path = locate_model(config.model, log=log) if config.model else ensure_default_model(config.cache_dir, dtype)
+    path = model_file(config.model, config.cache_dir, dtype, log)
     config = replace(config, model=str(path))
     result = record.environment(PROG, [word if word != config.api_key else "***" for word in argv], config)
     result["configuration"].pop("api_key", None)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,8 +16,9 @@ from radiance_jax.bench.config import DTYPES, FAST, OFF, words
 from radiance_jax.bench.measure import serve
 from radiance_jax.bench.prompt_sets import Prompt
 from radiance_jax.bench.spec_config import ALONE, BOTH, DRAFTER, FIXED, LOOKUP, SpecConfig
+from radiance_jax.bench.record import log
 from radiance_jax.config import EngineConfig
-from radiance_jax.container.default_model import ensure_default_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.container.drafter import DraftCheckpoint
 from radiance_jax.container.source import Source, open_model
 from radiance_jax.engine.build import choose
@@ -86,7 +86,7 @@ def wanted(config: SpecConfig, drafter: DraftCheckpoint | None) -> tuple[str, ..
 def model_of(config: EngineConfig) -> Source:
     """The model that the flags name."""
     dtype = choose(config, jax.default_backend()).dtype
-    return open_model(Path(config.model) if config.model else ensure_default_model(config.cache_dir, dtype))
+    return open_model(model_file(config.model, config.cache_dir, dtype, log))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +11,7 @@ from jax import lax
 
 from radiance_jax import collectives
 from radiance_jax.config import EngineConfig
-from radiance_jax.container.default_model import ensure_default_model
-from radiance_jax.container.hub import locate_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.container.source import open_model
 from radiance_jax.errors import UserError
 from radiance_jax.mesh import TENSOR_AXIS, make_mesh, partitions, zeros_of
@@ -31,7 +29,7 @@ PAGE = 16
 
 def open_for(config: EngineConfig, log: Callable[[str], None]) -> tuple[Any, Tokenizer]:
     """The model that the flags name, and its tokenizer."""
-    path = locate_model(config.model, log=log) if config.model else ensure_default_model(Path(config.cache_dir), "bf16")
+    path = model_file(config.model, config.cache_dir, "bf16", log)
     model = open_model(path)
     return model, Tokenizer.from_model(model)
 

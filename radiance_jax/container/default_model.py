@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from radiance_jax.container.conversion import PRECISIONS, convert
+from radiance_jax.container.hub import locate_model
 from radiance_jax.container.rad import open_rad
 from radiance_jax.container.source import file_sha256
 from radiance_jax.errors import ModelError, UserError
@@ -84,6 +85,12 @@ def ensure_default_model(cache_dir: Path | str, dtype: str = "bf16", fetch: Fetc
         raise UserError(f"the cache folder {cache} must be writable; {error.strerror or error}. Set RADIANCE_CACHE to "
                         "a folder that is.", param="cache_dir") from error
     return out
+
+
+def model_file(model: str | None, cache_dir: Path | str, dtype: str, log: Callable[[str], None]) -> Path:
+    """Where the model is that a user names: a path as it is, a hub id as the folder it is fetched to, None as the default model
+    with weights in `dtype`. Raises `UserError`."""
+    return locate_model(model, log=log) if model else ensure_default_model(cache_dir, dtype)
 
 
 def _whole(path: Path) -> bool:

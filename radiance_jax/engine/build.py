@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from radiance_jax.config import EngineConfig, known_defaults
 from radiance_jax.container.default_model import NAME as DEFAULT_NAME
-from radiance_jax.container.default_model import ensure_default_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.container.drafter import check_fits, drafter_of
-from radiance_jax.container.hub import hub_id, locate_model
+from radiance_jax.container.hub import hub_id
 from radiance_jax.container.source import Source, json_object, open_model
 from radiance_jax.engine import prices
 from radiance_jax.engine.check import heights_agree, programs_agree
@@ -155,7 +155,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     chosen = choose(config, platform, capability=capability)
     mesh = make_mesh(config.mesh_size)
     cache_dir = Path(config.cache_dir or Path.home() / ".cache" / "radiance_jax")
-    path = locate_model(config.model, log=log) if config.model else ensure_default_model(cache_dir, chosen.dtype)
+    path = model_file(config.model, cache_dir, chosen.dtype, log)
     model = open_model(path)
     settings = parse_config(model.config)
     drafter, draft_tensors = hooks.drafter or container_drafter(model, settings, config.drafter)

@@ -18,8 +18,7 @@ import numpy as np
 from radiance_jax.bench.door import door
 from radiance_jax.bench.record import log
 from radiance_jax.config import EngineConfig
-from radiance_jax.container.default_model import ensure_default_model
-from radiance_jax.container.hub import locate_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.container.source import open_model
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.errors import RadianceError, UserError
@@ -100,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
         log(line)
     prompts = prompts_of(config.sources, config.prompts)[:config.limit_prompts]
     dtype = "bf16" if config.dtype == "auto" else config.dtype
-    path = locate_model(config.model, log=log) if config.model else ensure_default_model(config.cache_dir, dtype)
+    path = model_file(config.model, config.cache_dir, dtype, log)
     model = open_model(path)
     length = min(config.max_model_len, parse_config(model.config).max_position)
     sys.setswitchinterval(SWITCH)

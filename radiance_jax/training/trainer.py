@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from radiance_jax.container.default_model import ensure_default_model
-from radiance_jax.container.hub import locate_model
+from radiance_jax.container.default_model import model_file
 from radiance_jax.container.source import Source, open_model
 from radiance_jax.errors import UserError
 from radiance_jax.mesh import is_spec
@@ -52,7 +51,7 @@ class Subject:
     def of(cls, config: TrainConfig, log: Log) -> Self:
         """Raises `UserError` for a target or a drafter that cannot be."""
         cache = Path(config.cache_dir or Path.home() / ".cache" / "radiance_jax")
-        path = locate_model(config.model, log=log) if config.model else ensure_default_model(cache, config.dtype)
+        path = model_file(config.model, cache, config.dtype, log)
         source = open_model(path)
         model = parse_config(source.config)
         raw = describe(config, model, source.config)
