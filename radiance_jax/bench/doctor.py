@@ -53,6 +53,9 @@ class DoctorConfig(EngineConfig):
         if self.num_speculative_tokens == 0:
             raise UserError("num_speculative_tokens must be more than 0, or nothing is drafted; leave it out",
                             param="num_speculative_tokens")
+        if self.drafter == "off":
+            raise UserError("drafter must be auto: the drafter is what is looked at; got 'off'. Leave --drafter out.",
+                            param="drafter")
         if self.mesh_size != 1:
             raise UserError(f"mesh must be tp=1: the doctor reads on one device; got {self.mesh!r}", param="mesh")
         self.plants()
@@ -73,8 +76,6 @@ def main(argv: Sequence[str]) -> int:
     for line in (config.describe(), *remarks):
         log(line)
     record.check_writable(config.out)
-    if config.drafter == "off":
-        raise UserError("drafter must be auto: the drafter is what is looked at; got 'off'. Leave --drafter out.", param="drafter")
     result = examine(config, argv, started)
     from radiance_jax.bench.doctor_table import show
     show(result)

@@ -66,6 +66,19 @@ def _cap(mode: str) -> int | None:
     return 0 if mode == OFF else int(cap) if cap else None
 
 
+def fast_dtypes(asked: str | None, engine: EngineConfig) -> tuple[str, ...]:
+    """The dtypes among which the fastest engine without drafts is looked for."""
+    platform = jax.default_backend()
+    if asked:
+        return words("fast_dtypes", asked)
+    return DTYPES if platform == "cpu" else (choose(engine, platform).dtype,)
+
+
+def fast_options(engine: EngineConfig, dtype: str) -> EngineConfig:
+    """The fastest engine that does not draft and promises nothing."""
+    return replace(engine, dtype=dtype, bit_exact="off", num_speculative_tokens=0, spec_ngram=None, row_tile=None)
+
+
 @contextmanager
 def modes(config: SpeedConfig, engine: EngineConfig, log: Callable[[str], None]) -> Iterator[list[Mode]]:
     """Loads the engines one after the other and closes them all at the end."""
@@ -81,11 +94,8 @@ def modes(config: SpeedConfig, engine: EngineConfig, log: Callable[[str], None])
 
     try:
         if FAST in wanted:
-            dtypes = words("fast_dtypes", config.fast_dtypes) if config.fast_dtypes else (
-                DTYPES if platform == "cpu" else (choose(engine, platform).dtype,))
-            for dtype in dtypes:
-                one, facts, exact = load(f"{FAST} {dtype}", replace(
-                    engine, dtype=dtype, bit_exact="off", num_speculative_tokens=0, spec_ngram=None, row_tile=None))
+            for dtype in fast_dtypes(config.fast_dtypes, engine):
+                one, facts, exact = load(f"{FAST} {dtype}", fast_options(engine, dtype))
                 made.append(Mode(name=f"{FAST} {dtype}", engine=one, drafts=False, exact=exact, max_draft_tokens=None,
                                  facts=facts))
         own = [name for name in wanted if name != FAST]

@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from radiance_jax.bench.config import DTYPES, FAST, OFF, words
+from radiance_jax.bench.config import FAST, OFF, words
+from radiance_jax.bench.engines import fast_dtypes, fast_options
 from radiance_jax.bench.measure import serve
 from radiance_jax.bench.prompt_sets import Prompt
 from radiance_jax.bench.spec_config import ALONE, BOTH, DRAFTER, FIXED, LOOKUP, SpecConfig
@@ -112,8 +113,8 @@ def modes(names: Sequence[str], config: SpecConfig, engine: EngineConfig, drafte
     try:
         if FAST in names:
             tried = []
-            for dtype in _dtypes(config, engine):
-                one, facts = load(f"{FAST} {dtype}", _fast(engine, dtype), NO_DRAFTER)
+            for dtype in fast_dtypes(config.fast_dtypes, engine):
+                one, facts = load(f"{FAST} {dtype}", fast_options(engine, dtype), NO_DRAFTER)
                 tried.append(Mode(name=f"{FAST} {dtype}", exact=False, engine=one, facts=facts))
             made.append(_fastest(tried, prompt, log))
         if plain:
@@ -130,17 +131,6 @@ def modes(names: Sequence[str], config: SpecConfig, engine: EngineConfig, drafte
     finally:
         for one in loaded:
             one.close()
-
-
-def _fast(engine: EngineConfig, dtype: str) -> EngineConfig:
-    return replace(engine, dtype=dtype, bit_exact="off", num_speculative_tokens=0, spec_ngram=None, row_tile=None)
-
-
-def _dtypes(config: SpecConfig, engine: EngineConfig) -> tuple[str, ...]:
-    platform = jax.default_backend()
-    if config.fast_dtypes is not None:
-        return words("fast_dtypes", config.fast_dtypes)
-    return DTYPES if platform == "cpu" else (choose(engine, platform).dtype,)
 
 
 def _fastest(candidates: Sequence[Mode], prompt: Prompt, log: Callable[[str], None]) -> Mode:
