@@ -55,11 +55,15 @@ def _mates(lab: Lab, request: Request, count: int) -> Iterator[None]:
         each.wait()
 
 
+# Steps with room for drafts after which a policy that changes its mind must have shown two depths.
+CHANCES = 6
+
+
 @contextmanager
 def _policy(lab: Lab, request: Request, name: str) -> Iterator[None]:
     """A drafting policy that decides anew before every step of the request."""
     planner, turn, chance = lab.engine._planner, count(), random.Random(request.seed)
-    rules, lab.depths, lab.caps = planner.rules, set(), set()
+    rules, lab.depths, lab.roomy = planner.rules, set(), 0
 
     def anything(bids, *_):
         return [tuple(chance.randint(0, cap) for cap in bid.caps) for bid in bids]
@@ -70,7 +74,7 @@ def _policy(lab: Lab, request: Request, name: str) -> Iterator[None]:
         policy = {"random": anything, "switching": every[next(turn) % len(every)]}.get(name) or POLICIES[name]
         plan = policy(*bargain)
         lab.depths |= set(plan)
-        lab.caps |= {max(bid.caps) for bid in bargain[0]}
+        lab.roomy += any(max(bid.caps) for bid in bargain[0])
         return plan
 
     planner.rules = replace(rules, policy=choose)
@@ -82,10 +86,13 @@ def _policy(lab: Lab, request: Request, name: str) -> Iterator[None]:
 
 
 def _policy_active(name: str, facts: "Facts", lab: Lab) -> bool:
-    """What never drafts did not; what changes its mind did so while the request ran, if a step had room for drafts."""
+    """What never drafts did not; what changes its mind did so while the request ran, if enough steps had room for drafts.
+
+    An answer of two steps may well get the same depth twice.
+    """
     if name == "off":
         return facts.answer.stats.num_draft_tokens == 0
-    return len(lab.depths) > 1 if name in ("random", "switching") and max(lab.caps) else bool(lab.depths)
+    return len(lab.depths) > 1 if name in ("random", "switching") and lab.roomy > CHANCES else bool(lab.depths)
 
 
 AXES: dict[str, Axis] = {
