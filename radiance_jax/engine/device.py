@@ -104,9 +104,15 @@ class Device:
             plan = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
             jax.block_until_ready(self._programs.drafts.propose(self._draft_params, self._draft_cache, self._head, self._state, plan))
 
-    def time_decode(self, drafts: list[int]) -> float:
+    @property
+    def drafter_apart(self) -> bool:
+        """Whether a drafter proposes in a program of its own, which a step may leave out."""
+        return self._programs.drafts is not None
+
+    def time_decode(self, drafts: list[int], with_drafter: bool = False) -> float:
         """Seconds of a step in which slot i verifies `drafts[i]` drafts, from sending to reading. For use before the first
-        request, like `score`: sequences of a text that repeats itself are put into the slots, over pages of any content."""
+        request, like `score`: sequences of a text that repeats itself are put into the slots, over pages of any content.
+        A drafter in a program of its own runs if asked for."""
         period = self.capacity.depth + 1
         tokens = [3 + i % period for i in range(2 * period + 2)]
         need = -(-(len(tokens) + period) // self.capacity.page_size)
@@ -119,8 +125,8 @@ class Device:
         jax.block_until_ready(self._state.length)
         rows = len(drafts) + sum(drafts)
         keys = choose(self._programs, Need(rows=rows, draws=rows, kind=GREEDY))
-        plan = pack_plan(self.capacity, [(slot, DECODE, 0, evidence.pack(evidence.alike(depth)))
-                                         for slot, depth in enumerate(drafts)], [])
+        allow = evidence.lookup_only if self.drafter_apart and not with_drafter else evidence.alike
+        plan = pack_plan(self.capacity, [(slot, DECODE, 0, evidence.pack(allow(depth))) for slot, depth in enumerate(drafts)], [])
         start = time.monotonic()
         np.asarray(self._start(*keys, plan)[0])
         return time.monotonic() - start

@@ -23,8 +23,8 @@ LOOKS, TOLERANCE = 3, 1.25  # steps of each kind by which kept prices are tried,
 
 
 class Stepper(Protocol):
-    def time_decode(self, drafts: list[int]) -> float:
-        """Seconds of a step in which slot i verifies so many drafts."""
+    def time_decode(self, drafts: list[int], with_drafter: bool = False) -> float:
+        """Seconds of a step in which slot i verifies so many drafts; with the pass of a drafter that runs apart or without."""
 
 
 def table(capacity: Capacity, heights: Heights | None, head_tile: int, sizes: tuple[int, ...]) -> CostTable:
@@ -34,8 +34,8 @@ def table(capacity: Capacity, heights: Heights | None, head_tile: int, sizes: tu
     return CostTable(tiled_charge(capacity.rows, lambda rows: (rows_computed(rows, heights), -(-rows // head_tile))))
 
 
-def measure(table: CostTable, device: Stepper, capacity: Capacity) -> None:
-    """Times steps of decoding sequences with drafts, as many rows as they can have."""
+def measure(table: CostTable, device: Stepper, capacity: Capacity, with_drafter: bool = False) -> None:
+    """Times steps of decoding sequences with drafts, as many rows as they can have; `with_drafter` as in `time_decode`."""
     most = capacity.slots * (1 + capacity.depth)
     if not _room(capacity):
         return  # the engine learns as it goes
@@ -45,7 +45,7 @@ def measure(table: CostTable, device: Stepper, capacity: Capacity) -> None:
         if table.charge[count] != rows:
             return None
         full, rest = divmod(count, 1 + capacity.depth)
-        return device.time_decode([capacity.depth] * full + [rest - 1] * (rest > 0))
+        return device.time_decode([capacity.depth] * full + [rest - 1] * (rest > 0), with_drafter)
 
     top = table.charge[min(most, len(table.charge) - 1)]
     profile(table, run, top, SECONDS, time.monotonic)

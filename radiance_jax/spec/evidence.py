@@ -31,6 +31,11 @@ def alike(depth: int) -> Depths:
     return (depth,) * LEVELS
 
 
+def lookup_only(depth: int) -> Depths:
+    """The same depth for all that lookup proposes, and nothing of a neural drafter's."""
+    return (depth,) * LOOKUP_LEVELS + (0,)
+
+
 def pack(depths: Sequence[int]) -> int:
     """One int32 of four depths."""
     return sum(depth << BITS * at for at, depth in enumerate(depths))
