@@ -228,13 +228,17 @@ def capacity(run: Run) -> None:
             engine.close()
 
 
+# Of a fresh process: what it finds from before it (JAX's compile cache, the engine's kept programs), and whether drafts are forced.
+STATES = (("compile cache empty", True), ("compile cache warm", True), ("no programs kept", False), ("programs kept", False))
+
+
 def process(run: Run) -> None:
-    """A fresh process without compiled programs, and one that finds them."""
+    """Fresh processes without compiled programs, and ones that find them."""
     with tempfile.TemporaryDirectory() as folder:
-        for state in ("empty", "warm"):
+        for state, forced_ in STATES:
             start = time.monotonic()
             options = replace(run.options, cache_dir=folder)
-            exactness_process.write(Path(folder), options, run.few, run.config.crowd, run.proposals(PATTERN, run.chosen.depth))
+            exactness_process.write(Path(folder), options, run.few, run.config.crowd, run.proposals(PATTERN, run.chosen.depth), forced_)
             left = None if run.until is None else max(run.until - time.monotonic(), 0.0)
             try:
                 done = subprocess.run([sys.executable, "-m", exactness_process.__name__, folder], stdout=subprocess.PIPE,
@@ -246,10 +250,10 @@ def process(run: Run) -> None:
                 raise RadianceError(f"a fresh process ended with status {done.returncode}")
             answer = exactness_process.read(done.stdout)
             found = differences(run.few, answer["records"], [run.oracle[each.seed] for each in run.few])
-            hits = answer["compile_cache_hits"]
-            run.add("process", f"fresh process, compile cache {state}", len(run.few), found,
-                    {"compile_cache_hits": hits, "draft_tokens": answer["draft_tokens"], "accepted": answer["accepted"]},
-                    (hits > 0) == (state == "warm") and answer["accepted"] > 0, start)
+            activity = {key: answer[key] for key in ("compile_cache_hits", "programs_kept", "draft_tokens", "accepted")}
+            as_said = (activity["compile_cache_hits"] > 0) == (state == "compile cache warm") if forced_ else (
+                (activity["programs_kept"] > 0) == (state == "programs kept"))
+            run.add("process", f"fresh process, {state}", len(run.few), found, activity, as_said and activity["accepted"] > 0, start)
 
 
 def soak(run: Run) -> None:

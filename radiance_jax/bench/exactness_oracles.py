@@ -4,13 +4,13 @@ import fcntl
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from radiance_jax.bench import record
 from radiance_jax.bench.exactness_asks import Ask, digest
 from radiance_jax.errors import RadianceError, UserError
+from radiance_jax.fingerprint import code_digest, cpu_model, instructions
 
 Answers = dict[str, dict[str, Any]]
 
@@ -30,26 +30,7 @@ def manifest(fingerprint: str, engine: Any, chosen: Any, mesh: int) -> dict[str,
             "tiles": [list(each) if isinstance(each, tuple) else each for each in engine._tiles or ()],
             "page_size": engine.capacity.page_size, "code": code_digest(), "python": platform.python_version(),
             "jax": jax.__version__, "jaxlib": jaxlib.__version__, "platform": device.platform, "device": device.device_kind,
-            "cpu": [record.cpu_model(), instructions()] if device.platform == "cpu" else []}
-
-
-def code_digest() -> str:
-    """Of the package's source files. Benchmarks are left out: they ask, they do not answer."""
-    files = sorted(path for path in record.PACKAGE.rglob("*.py") if path.relative_to(record.PACKAGE).parts[0] != "bench")
-    told = sha256()
-    for path in files:
-        told.update(str(path.relative_to(record.PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return told.hexdigest()[:16]
-
-
-def instructions() -> str:
-    """A digest of the processor's instruction sets, "unknown" where the system does not list them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "unknown"
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), None)
-    return digest(sorted(flags)) if flags else "unknown"
+            "cpu": [cpu_model(), instructions()] if device.platform == "cpu" else []}
 
 
 class Oracles:

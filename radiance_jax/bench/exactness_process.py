@@ -15,9 +15,9 @@ from radiance_jax.host_devices import ensure_host_devices
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
-def write(folder: Path, options: EngineConfig, asks: Sequence[Any], live: int, knobs: dict[str, np.ndarray]) -> None:
-    """What to ask, and what is proposed to it."""
-    job = {"options": asdict(options), "asks": [asdict(each) for each in asks], "live": live}
+def write(folder: Path, options: EngineConfig, asks: Sequence[Any], live: int, knobs: dict[str, np.ndarray], forced: bool) -> None:
+    """What to ask, and what is proposed to it; without `forced` an engine as it is served, that proposes for itself."""
+    job = {"options": asdict(options), "asks": [asdict(each) for each in asks], "live": live, "forced": forced}
     (folder / "job.json").write_text(json.dumps(job))
     np.savez(folder / "knobs.npz", **knobs)
 
@@ -38,17 +38,19 @@ def main(folder: str) -> None:
     from radiance_jax.bench.exactness_asks import Ask, ask_all
     from radiance_jax.bench.record import log
     from radiance_jax.engine.engine import Engine
+    from radiance_jax.engine.hooks import NO_HOOKS
 
     hits: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event == CACHE_HIT else None)
     asks = [Ask(**each | {"ids": tuple(each["ids"])}) for each in job["asks"]]
-    engine = Engine.load(options, log, forced.hooks(*knobs["drafts"].shape))
+    engine = Engine.load(options, log, forced.hooks(*knobs["drafts"].shape) if job["forced"] else NO_HOOKS)
     try:
-        engine._device.turn(knobs)
+        if job["forced"]:
+            engine._device.turn(knobs)
         told = ask_all(engine, asks, job["live"])
     finally:
         engine.close()
-    print(json.dumps({"records": [each.record() for each in told], "compile_cache_hits": len(hits),
+    print(json.dumps({"records": [each.record() for each in told], "compile_cache_hits": len(hits), "programs_kept": engine.info()["programs_kept"],
                       "draft_tokens": sum(each.stats.num_draft_tokens for each in told),
                       "accepted": sum(each.stats.num_accepted_draft_tokens for each in told)}))
 

@@ -28,6 +28,7 @@ from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.http_client import Reply, ask, get_json, split_url
 from radiance_jax.bench.record import log
 from radiance_jax.errors import RadianceError, UserError
+from radiance_jax.fingerprint import cpu_model
 from radiance_jax.flags import read_config
 from radiance_jax.settings import Config, setting
 
@@ -214,7 +215,7 @@ def environment(argv: Sequence[str], config: HttpConfig) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([*PROG.split(), *map(hidden, argv)]),
-        "machine": {"cpu": record.cpu_model(), "cores": len(os.sched_getaffinity(0)),
+        "machine": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
                     "system": platform.platform(),
                     "load_average_at_start": [round(each, 2) for each in os.getloadavg()]},
         "versions": {"python": platform.python_version(), "radiance_jax": __version__, "git": record.git_commit()},

@@ -14,9 +14,8 @@ from typing import Any
 
 from radiance_jax import __version__
 from radiance_jax.errors import UserError
+from radiance_jax.fingerprint import PACKAGE, cpu_model
 from radiance_jax.settings import Config
-
-PACKAGE = Path(__file__).parents[1]
 
 
 def log(line: str) -> None:
@@ -54,15 +53,6 @@ def portable(value: Any) -> Any:
     if not isinstance(value, str) or "/" not in value:
         return value
     return ",".join(Path(each).name if each.startswith("/") else each for each in value.split(","))
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def git_commit() -> str | None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def _programs(config: WiresConfig, mesh: Any, progress: Progress, lengths: Seque
     from radiance_jax.engine.compile import compile_all
 
     timed = [kib * 512 for kib in numbers("sizes", config.sizes)]
-    lowered = {}
+    programs = {}
     for form in words("forms", config.forms):
         for size in (*numbers("odd_sizes", config.odd_sizes), *timed):
             why = wires_forms.missing(form, size, mesh)
@@ -113,9 +114,9 @@ def _programs(config: WiresConfig, mesh: Any, progress: Progress, lengths: Seque
                 continue
             shape = wires_forms.abstract(size, mesh)
             for count in dict.fromkeys((1, *(lengths if size in timed else ()))):
-                lowered[form, size, count] = wires_forms.program(form, mesh, count).lower(shape, shape)
-    log(f"compiling {len(lowered)} programs")
-    return compile_all(lowered.items(), threads=min(os.cpu_count() or 1, 16))
+                programs[form, size, count] = partial(wires_forms.program(form, mesh, count).lower, shape, shape)
+    log(f"compiling {len(programs)} programs")
+    return compile_all(programs.items(), threads=min(os.cpu_count() or 1, 16))
 
 
 def check_bits(config: WiresConfig, mesh: Any, made: dict, progress: Progress) -> None:

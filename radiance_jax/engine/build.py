@@ -38,6 +38,7 @@ from radiance_jax.engine.ladder import Ladder, programs_of
 from radiance_jax.engine.memory import compiled_workspace, plan_memory, visible_memory
 from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
 from radiance_jax.engine.state import STOPS, Capacity
+from radiance_jax.engine.shelf import Shelf
 from radiance_jax.engine.steps import StepShape
 from radiance_jax.errors import ModelError, UserError
 from radiance_jax.mesh import make_mesh, with_remote
@@ -72,6 +73,7 @@ class Built:
     capacity: Capacity
     tiles: Heights | None
     exact: bool
+    kept: int  # programs that were compiled before this start
     device: Device
     guard: CompileGuard
     tokenizer: Tokenizer
@@ -199,8 +201,6 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
 
     specs = llama.param_specs(settings, cut, dtype)
     cache = llama.cache_spec(settings, cut, capacity.pages, capacity.page_size, dtype)
-    if config.compile_cache:
-        use_persistent_cache(cache_dir / "compiled")
     started = time.monotonic()
     drafting = None if drafter is None else Drafting(
         drafter=drafter, config=settings, cut=cut, depth=capacity.depth, length=capacity.length, row_tiles=chosen.tiles,
@@ -213,8 +213,13 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     caches = (cache,) * settings.num_layers
     ladder = Ladder(model=settings, cut=cut, capacity=capacity, shapes=shapes, kernels=kernels, mesh=mesh, params=specs,
                     caches=caches, hooks=hooks)
-    programs = programs_of(compile_all(ladder.lowered(), threads=min(os.cpu_count() or 1, 8)))
-    log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, compiled in {time.monotonic() - started:.1f} s")
+    shelf = Shelf(cache_dir, ladder.described(), mesh) if config.compile_cache and hooks is NO_HOOKS else None
+    if config.compile_cache and shelf is None:
+        use_persistent_cache(cache_dir / "compiled")
+    programs = programs_of(compile_all(ladder.programs(), threads=min(os.cpu_count() or 1, 8), shelf=shelf))
+    kept = shelf.found if shelf else 0
+    log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, "
+        f"{kept} of them kept from before, ready in {time.monotonic() - started:.1f} s")
     plan = plan.with_compiled(compiled_workspace(*programs.groups))
     for line in plan.table():
         log(line)
@@ -256,12 +261,14 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         if not found:
             cost = no_prices()
             prices.measure(cost, device, capacity)
+            if device.drafter_apart:
+                prices.measure(drafting_cost, device, capacity, with_drafter=True)
             if cost_file is not None:  # of another hour as well
                 prices.beside(cost_file).unlink(missing_ok=True)
         elif drafter is not None:  # until such steps were taken, they count as costing what others do
             drafting_cost.load(prices.beside(cost_file))
         log(prices.line(cost, found, time.monotonic() - started))
-    return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, device=device,
+    return Built(name=name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, kept=kept, device=device,
                  guard=CompileGuard(), tokenizer=tokenizer, chat=chat, defaults=defaults, eos=eos,
                  rules=rules_of(config, chosen, drafter), cost=cost, drafting_cost=drafting_cost,
                  cost_file=cost_file)

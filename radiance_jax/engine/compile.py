@@ -1,12 +1,15 @@
 """Ahead-of-time compilation, the persistent cache, and the guard that sees any compile after warm-up."""
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from radiance_jax.engine.shelf import Shelf
 
 Key = Hashable
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
@@ -20,11 +23,18 @@ def use_persistent_cache(folder: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def compile_all(lowered: Iterable[tuple[Key, Any]], threads: int) -> dict[Key, Any]:
-    """Compiles programs side by side, each from when it is lowered; XLA releases the interpreter while it works."""
-    with ThreadPoolExecutor(max_workers=max(threads, 1)) as pool:
-        futures = {key: pool.submit(program.compile) for key, program in lowered}
-        return {key: future.result() for key, future in futures.items()}
+def compile_all(programs: Iterable[tuple[Key, Callable[[], Any]]], threads: int, shelf: Shelf | None = None) -> dict[Key, Any]:
+    """Each program by its key: taken from the shelf, or lowered here and compiled on a thread from then on, side by side with
+    the others (XLA releases the interpreter while it works)."""
+    programs = list(programs)
+    with ThreadPoolExecutor(max_workers=max(threads, 1)) as pool, shelf or nullcontext():
+        compiled = (lambda key, lowered: lowered.compile()) if shelf is None else shelf.compile
+        kept = {} if shelf is None else shelf.take_all([key for key, _ in programs], pool)
+        made = {key: pool.submit(compiled, key, lower()) for key, lower in programs if key not in kept}
+        done = kept | {key: future.result() for key, future in made.items()}
+        if made and shelf is not None:
+            shelf.settle()
+        return done
 
 
 class CompileGuard:

@@ -47,6 +47,7 @@ class Engine:
         self._reader = Reader(self._stats)
         self._max_queue = max_queue
         self.exact: bool = built.exact  # whether bit-exactness is kept
+        self._kept = built.kept
         self._tiles = built.tiles  # None: a step costs all rows of its program
         self._seeds = random.Random(config.seed)
         self._inbox: deque[Callable[[], None]] = deque()
@@ -291,4 +292,4 @@ class Engine:
 
     def info(self) -> dict[str, Any]:
         """Facts a benchmark records beside its figures."""
-        return {"model": self.model_name, "mesh": self.config.mesh, "capacity": self.capacity}
+        return {"model": self.model_name, "mesh": self.config.mesh, "capacity": self.capacity, "programs_kept": self._kept}

@@ -1,11 +1,12 @@
-"""The ladder of programs: which ones an engine has, lowered ahead of time, and how they are told apart once compiled.
+"""The ladder of programs: which ones an engine has, how each is lowered, and how they are told apart once compiled.
 
 Where one program is a step there is one for each row count. Over GPU kernels a row count has a forward program and draw programs
 of every kind, and a drafter one program that proposes and, for each row count, one that observes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jax.sharding import Mesh
@@ -38,27 +39,32 @@ class Ladder:
     caches: tuple[Any, ...]
     hooks: Hooks
 
-    def lowered(self) -> Iterator[tuple[Key, Any]]:
-        """Every program by its key, lowered when its turn comes."""
+    def described(self) -> str:
+        """Everything that tells its programs from another ladder's but the mesh. Without hooks: what they do shows in no value."""
+        return repr((self.model, self.cut, self.capacity, self.shapes, self.kernels, self.params, self.caches))
+
+    def programs(self) -> Iterator[tuple[Key, Callable[[], Any]]]:
+        """Every program by its key, and what lowers it."""
         model, cut, capacity, mesh, drafting = self.model, self.cut, self.capacity, self.mesh, self.shapes[0].drafting
         dtype = self.params["norm"].dtype
-        yield (ADMIT,), lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity))
+        yield (ADMIT,), partial(lower_admission, capacity, cut.vocab_size, mesh, admission_size(capacity))
         for shape in reversed(self.shapes):  # those that take the longest to compile first
             rows = shape.rows
             if self.kernels is None:
-                yield (STEP, rows), lower_step(model, cut, capacity, shape, mesh, self.params, self.caches, self.hooks)
+                yield (STEP, rows), partial(lower_step, model, cut, capacity, shape, mesh, self.params, self.caches, self.hooks)
                 continue
-            yield (STEP, rows), lower_forward(model, cut, capacity, shape, self.kernels, mesh, self.params, self.caches, self.hooks)
+            yield (STEP, rows), partial(
+                lower_forward, model, cut, capacity, shape, self.kernels, mesh, self.params, self.caches, self.hooks)
             for draws, kind in ((draws, kind) for draws in draw_steps(rows) for kind in KINDS):
-                yield (DRAW, rows, draws, kind), lower_draw(
-                    model, cut, capacity, self.kernels, rows, draws, kind, mesh, self.params)
+                yield (DRAW, rows, draws, kind), partial(
+                    lower_draw, model, cut, capacity, self.kernels, rows, draws, kind, mesh, self.params)
             if drafting is not None:
                 turn = drawn_specs(model, capacity, rows, dtype).turn
-                yield (OBSERVE, rows), lower_observe(
-                    drafting, capacity, turn, tap_specs(model, rows, dtype, drafting.drafter.taps), mesh, dtype)
+                yield (OBSERVE, rows), partial(
+                    lower_observe, drafting, capacity, turn, tap_specs(model, rows, dtype, drafting.drafter.taps), mesh, dtype)
         if self.kernels is not None and drafting is not None:
-            yield (PROPOSE,), lower_propose(
-                drafting, capacity, self.shapes[0].p_min, mesh, head_params(self.params), dtype)
+            yield (PROPOSE,), partial(
+                lower_propose, drafting, capacity, self.shapes[0].p_min, mesh, head_params(self.params), dtype)
 
 
 def programs_of(compiled: dict[Key, Any]) -> Programs:

@@ -1,0 +1,159 @@
+"""Programs kept on disk: a second start lowers nothing and answers with the same bits; what is damaged is made again."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from radiance_jax.config import EngineConfig
+from radiance_jax.engine import shelf as shelf_module
+from radiance_jax.engine.compile import use_persistent_cache
+from radiance_jax.engine.engine import Engine
+from radiance_jax.engine.shelf import Shelf
+from radiance_jax.mesh import make_mesh
+from tests.engine.conftest import Harness
+
+LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+ASKED = dict(temperature=0.8, seed=7, max_tokens=24, logprobs=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def config(tiny, tmp_path_factory):
+    return EngineConfig(model=str(tiny), mesh="tp=2", max_num_seqs=2, max_model_len=64, max_num_batched_tokens=8,
+                        page_size=16, row_tile=4, cache_dir=str(tmp_path_factory.mktemp("cache")))
+
+
+def start(config):
+    """How many programs were kept from before, how many modules were lowered, and the bits of an answer."""
+    said, lowered = [], []
+
+    def hear(event: str, seconds: float, **_) -> None:
+        if event == LOWERED:
+            lowered.append(event)
+
+    jax.clear_caches()  # as in a fresh process: what this one has traced does not count
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    try:
+        engine = Engine.load(config, said.append)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(hear)
+    try:
+        record = Harness(engine).ask((3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1), **ASKED).record()
+    finally:
+        engine.close()
+    line = next(line for line in said if line.startswith("programs:"))
+    return int(line.split(" of them kept from before")[0].split()[-1]), len(lowered), record
+
+
+def files(config):
+    folder = os.path.join(config.cache_dir, "programs")
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder))
+
+
+def programs(config):
+    return [path for path in files(config) if path.endswith(".program")]
+
+
+@pytest.fixture(scope="module")
+def first(config):
+    return start(config)
+
+
+def test_a_second_start_takes_all_programs_from_the_shelf_and_answers_the_same(config, first):
+    found, lowered, record = start(config)
+    assert first[0] == 0 and found == len(programs(config)) == 2, "one step, one admission"
+    assert lowered < first[1], "neither was lowered again"
+    assert record == first[2]
+
+
+@pytest.mark.parametrize("damage", (None, *(pytest.param(each, marks=pytest.mark.slow) for each in (b"", b"not a pickle"))))
+def test_a_damaged_program_is_compiled_again_and_written_over(config, first, damage):
+    step = max(programs(config), key=os.path.getsize)
+    content = open(step, "rb").read()
+    with open(step, "wb") as file:
+        file.write(content[:len(content) // 2] if damage is None else damage)
+    found, _, record = start(config)
+    assert found == 1 and record == first[2]
+    assert start(config)[::2] == (2, first[2])
+
+
+def test_a_damaged_index_leads_to_programs_by_their_content(config, first):
+    (index,) = [path for path in files(config) if path.endswith(".index")]
+    with open(index, "w") as file:
+        file.write("{")
+    found, lowered, record = start(config)
+    assert found == 2 and record == first[2] and lowered >= 2, "as after an edit of the source: lowered, not compiled"
+    assert start(config)[1] < lowered
+
+
+def test_what_came_out_of_another_cache_is_not_written_down(tmp_path):
+    """Such an executable would load, and fail when it runs."""
+    def shelved(folder):
+        jax.clear_caches()
+        program = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.sin(y) @ y, x)).lower(np.eye(8, dtype=np.float32))
+        return shelf_with(tmp_path / folder, "ladder", program)
+
+    caching = jax.config.jax_compilation_cache_dir
+    try:
+        use_persistent_cache(tmp_path / "compiled")
+        compilation_cache.reset_cache()
+        assert not shelved("first") and shelved("first"), "compiled, and written down"
+        assert not shelved("second") and not shelved("second"), "found by JAX"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", caching)
+        compilation_cache.reset_cache()
+
+
+@pytest.mark.slow
+def test_other_sizes_are_other_programs(config, first):
+    assert start(replace(config, max_num_seqs=3))[0] == 0
+
+
+@pytest.mark.slow
+def test_without_a_compile_cache_nothing_is_kept(config, first, tmp_path):
+    said = []
+    Engine.load(replace(config, cache_dir=str(tmp_path), compile_cache=False), said.append).close()
+    assert any("0 of them kept" in line for line in said) and not (tmp_path / "programs").exists()
+
+
+def shelf_with(folder, name, program=None):
+    """What a start with this ladder finds; where it finds nothing it compiles `program`."""
+    with ThreadPoolExecutor() as pool, Shelf(folder, name, make_mesh(1)) as shelf:
+        found = shelf.take_all([("step",)], pool)
+        if not found and program is not None:
+            shelf.compile(("step",), program)
+            shelf.settle()
+        return found
+
+
+def test_the_programs_used_last_stay(tmp_path, monkeypatch):
+    def lowered(number):
+        return jax.jit(lambda x: x + number).lower(jax.ShapeDtypeStruct((), "float32"))
+
+    for number in range(3):
+        assert not shelf_with(tmp_path, f"ladder {number}", lowered(number))
+        for path in (tmp_path / "programs").iterdir():
+            if path.stat().st_mtime > 1e6:
+                os.utime(path, (number, number))
+    (program,) = shelf_with(tmp_path, "ladder 0").values()  # used now
+    assert float(program(np.float32(1))) == 1.0
+    sizes = [path.stat().st_size for path in (tmp_path / "programs").glob("*.program")]
+    monkeypatch.setattr(shelf_module, "LIMIT", 2.5 * max(sizes))
+    assert not shelf_with(tmp_path, "ladder 3", lowered(3))
+    assert [bool(shelf_with(tmp_path, f"ladder {number}")) for number in range(4)] == [True, False, False, True]
+
+
+def test_a_disk_that_takes_nothing_costs_nothing_but_time(tmp_path):
+    (tmp_path / "programs").write_text("in the place of the folder")
+    assert not shelf_with(tmp_path, "ladder", jax.jit(lambda x: x + 1).lower(1.0))
+    assert not shelf_with(tmp_path, "ladder")
+
+
+def test_an_address_in_a_description_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="only its address"):
+        Shelf(tmp_path, repr(object()), make_mesh(1))
