@@ -5,11 +5,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from radiance_jax.config import parse_mesh
 from radiance_jax.errors import UserError, nearest
 from radiance_jax.settings import Config, setting
+from radiance_jax.yaml_file import field_name, parse_yaml, read_yaml
 
 MODEL, DATA, DRAFTER, OBJECTIVE, OPTIMISER, RUN = "target", "data", "drafter", "objective", "optimiser", "run"
 FAMILIES = ("dflash", "dflash2", "dspark")
@@ -127,26 +126,12 @@ class TrainConfig(Config):
 
 def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     """The configuration in a YAML file, with `key=value` changes over it. Raises `UserError` naming the key at fault."""
-    try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", param="config") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}", param="config") from None
-    raw = {} if raw is None else raw
-    if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
-        raise UserError(f"{path} must hold `name: value` lines", param="config")
-    values = {key.replace("-", "_"): value for key, value in raw.items()}
-    if len(values) < len(raw):
-        raise UserError(f"{path} gives a key twice, with a dash and with an underscore", param="config")
+    values = {field_name(key): value for key, value in read_yaml(path, str(path)).items()}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise UserError(f"--set must read like rate=0.001; got {change!r}", param="set")
-        try:
-            values[name.strip().replace("-", "_")] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {change}: the value is not valid YAML: {error}", param=name) from None
+        values[field_name(name)] = parse_yaml(text, f"the value of --set {change}", name)
     known = [item.name for item in fields(TrainConfig)]
     for name in values:
         if name not in known:
@@ -161,8 +146,12 @@ def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
 
 
 def check_resumed(before: dict[str, Any], now: TrainConfig, where: str) -> None:
-    """Raises `UserError` where a run would go on as another one."""
-    values = TrainConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in before.items()}).values()
+    """Raises `UserError` where a run would go on as another one, or is one of another version."""
+    try:
+        values = TrainConfig.of(**before).values()
+    except UserError as error:
+        raise UserError(f"the run in {where} has a configuration that this version does not take: {error}. Go on with it in the "
+                        "version that began it, or start a new run in another folder.", param="resume") from None
     for name, value in now.values().items():
         if name not in FREE_ON_RESUME and values[name] != value:
             raise UserError(f"{name} must be {values[name]!r}, as it was when the run in {where} began; got {value!r}. Start a "

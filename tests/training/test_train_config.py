@@ -74,3 +74,21 @@ def test_a_drafter_that_does_not_fit_its_target_is_refused():
 
 def test_every_objective_that_can_be_asked_for_is_there():
     assert KINDS.keys() == OBJECTIVES.keys()
+
+
+def test_a_file_with_a_key_twice_or_a_date_that_is_none_is_refused(tmp_path):
+    file = tmp_path / "run.yaml"
+    for text, must in (("data: a\nsteps: 5\nsteps: 6\n", "'steps' is given twice"), ("data: 2024-13-45\n", "not valid YAML")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=must):
+            read_config(file)
+    file.write_text("data: a\nsteps: 5\n")
+    with pytest.raises(UserError, match="the value of --set out=2024-13-45 is not valid YAML"):
+        read_config(file, ["out=2024-13-45"])
+
+
+def test_a_run_of_another_version_is_not_gone_on_with():
+    now = TrainConfig(**LEAST)
+    for name, value in (("colour", "red"), ("family", "eagle"), ("batch", "many")):
+        with pytest.raises(UserError, match="configuration that this version does not take.*" + name):
+            check_resumed(now.values() | {name: value}, now, "out")
