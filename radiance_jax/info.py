@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
-        path = Path(options.model or _default_model())
+        path = Path(_default_model() if options.model is None else options.model)
         drafter = draft_facts.of_folder(path)
         if drafter is None:
             facts = describe(ConfigOnly(path) if holds_no_weights(path) else open_model(path))
@@ -170,7 +170,7 @@ def _default_model() -> Path:
     cache = default_cache_dir(os.environ)
     paths = [default_model_path(cache, dtype) for dtype in ("bf16", "f32")]
     for path in paths:
-        if path.exists():
+        if os.path.exists(path):
             return path
     raise UserError(f"the default model is not in the cache yet ({paths[0]} is not there): name a model, or start "
                     "the server or generate once, which fetches it", param="model")
