@@ -14,6 +14,10 @@ MODEL, DATA, DRAFTER, OBJECTIVE, OPTIMISER, RUN = "target", "data", "drafter", "
 FAMILIES = ("dflash", "dflash2", "dspark")
 OBJECTIVES = {"dflash": "dflash", "dpace": "dflash", "dflash2": "dflash2", "dspark": "dspark"}  # objective -> family
 MESH_AXES = ("dp", "tp")
+USED_BY = {  # keys that not every family or objective uses
+    "rank": ("dflash2", "dspark"), "candidates": ("dflash2",), "conv_reach": ("dflash2",), "conv_group": ("dflash2",),
+    "markov": ("dspark",), "confidence": ("dspark",), "smoothing": ("dpace",), "candidate_weight": ("dflash2",),
+    "ce_weight": ("dspark",), "l1_weight": ("dspark",), "confidence_weight": ("dspark",)}
 FREE_ON_RESUME = ("limit_minutes", "log_every", "cache_dir", "out", "rad")  # what changes no weight
 
 
@@ -119,6 +123,12 @@ class TrainConfig(Config):
         """Devices along dp and tp."""
         sizes = parse_mesh(self.mesh, MESH_AXES)
         return sizes.get("dp", 1), sizes.get("tp", 1)
+
+    def unused(self) -> list[str]:
+        """Keys that were set and change nothing, because another family or objective uses them."""
+        defaults = {item.name: item.default for item in fields(self)}
+        return [name for name, users in USED_BY.items()
+                if getattr(self, name) != defaults[name] and not {self.family, self.objective} & set(users)]
 
     def values(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}

@@ -55,7 +55,11 @@ def prepare(config: TrainConfig, resume: bool) -> Path:
     elif held.exists():
         raise UserError(f"out must be a folder without a run; {out} holds one. Go on with it by --resume, or give another "
                         "folder.", param="out")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out must be a folder that can be written; {out} cannot be made ({error.strerror or error})",
+                        param="out") from None
     if jax.process_index() == 0:
         part = held.with_name(f".{CONFIG}")
         part.write_text(json.dumps(config.values(), indent=1) + "\n")

@@ -6,6 +6,8 @@ import pytest
 
 from radiance_jax.errors import UserError
 from radiance_jax.training.config import TrainConfig
+from radiance_jax.training.dataset import Manifest
+from radiance_jax.training.dataset_writer import AnswersWriter
 from radiance_jax.training.progress import Journal
 from radiance_jax.training.run import prepare
 
@@ -34,3 +36,12 @@ def test_the_log_goes_on_behind_a_line_that_was_cut_off(tmp_path, left, lines):
     journal.close()
     found = path.read_text().splitlines()
     assert len(found) == lines and json.loads(found[-1]) == {"step": 2}
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="out must be a folder that can be written; .*file cannot be made"):
+        prepare(TrainConfig(data="a", steps=3, out=str(tmp_path / "file")), resume=False)
+    manifest = Manifest(target="t", target_description="", vocab_size=9, sampling={}, sources=())
+    with pytest.raises(UserError, match="out must be a folder that can be written; .*below cannot be made"):
+        AnswersWriter(tmp_path / "file" / "below", manifest)
