@@ -45,6 +45,8 @@ def convert(source_path: Path | str, out_path: Path | str, dtype: str = "bf16", 
     began, out = time.monotonic(), Path(out_path)
     if out.suffix != ".rad":
         raise UserError(f"the output must end in .rad; got {out}", param="out")
+    if os.path.isdir(out):
+        raise UserError(f"the output must be a file; {out} is a folder", param="out")
     if os.path.exists(out) and not overwrite:  # also checked by the writer; here before the source is hashed
         raise UserError(f"{out} must not exist yet; remove it or ask to overwrite it (--force)", param="out")
     source, target = open_model(source_path), PRECISIONS[dtype]

@@ -49,6 +49,13 @@ def test_a_path_that_is_too_long_is_the_users_error(hf_folder, capsys):
         convert_model(hf_folder(), f"{LONG}.rad")
 
 
+def test_a_folder_is_not_written_over(hf_folder, tmp_path):
+    (tmp_path / "m.rad").mkdir()
+    with pytest.raises(UserError, match="must be a file; .*m.rad is a folder"):
+        convert_model(hf_folder(), tmp_path / "m.rad", overwrite=True)
+    assert not list((tmp_path / "m.rad").iterdir())
+
+
 @pytest.mark.parametrize(("of_config", "of_generation", "ids"), [
     (1, '{"eos_token_id": [2, 0]}', (2, 0)), (1, "{}", (1,)), ([1, 2], '{"eos_token_id": 3}', (3,)), (None, "{}", ())])
 def test_info_names_the_end_tokens_that_the_engine_takes(hf_folder, of_config, of_generation, ids):
