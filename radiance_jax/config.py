@@ -140,6 +140,13 @@ class ServeConfig(EngineConfig):
                                   secret=True)
     max_queue: int = setting(int, 256, "answers that may wait beyond max_num_seqs before 503", SERVER, low=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.api_key is not None and (self.api_key != self.api_key.strip() or not self.api_key.isprintable()):
+            raise UserError("api_key must be printable, without spaces or line ends around it, or no client could send it; got one "
+                            f"of {len(self.api_key)} characters that is not (a file read into the environment may end its line)",
+                            param="api_key")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(EngineConfig):

@@ -157,6 +157,15 @@ def test_environment(monkeypatch):
     assert read(environ=home | {"RADIANCE_API_KEY": "k"}).api_key == "k"
 
 
+@pytest.mark.parametrize("key", ["secret\n", " secret", "se\x07cret"])
+def test_a_key_that_no_client_could_send_is_refused_and_not_shown(key):
+    for give in (lambda: read(environ={"HOME": "/h", "RADIANCE_API_KEY": key}), lambda: read("--api-key", key)):
+        with pytest.raises(UserError, match="api_key must be printable") as caught:
+            give()
+        assert "cret" not in str(caught.value)
+    assert read("--api-key", "sésame ouvre-toi").api_key == "sésame ouvre-toi"
+
+
 def test_help_has_every_field_with_its_default(capsys):
     with pytest.raises(SystemExit) as caught:
         read("--help")
