@@ -109,7 +109,8 @@ def test_vllms_names_for_memory_and_templates():
     ("max-num-seqs: true", "whole number"), ("warmup: 1", "true or false"), ("model: 3", "non-empty string"),
     ("draft-model: d", "radiance_jax.convert"), ("port: 1\nport-: 2", "unknown key"),
     ("tp: 2\nmesh: tp=4", "contradict"), ("port: 1\nhost: h\nport: 2", "'port' is given twice"),
-    ("model: 2024-13-45", "not valid YAML"), ("model: " + "[" * 5000, "not valid YAML"), ("port: " + "9" * 5000, "not valid YAML"),
+    ("model: 2024-13-45", "not valid YAML"), ("model: " + "[" * 5000, "not valid YAML"),
+    ("port: " + "9" * 5000, "not valid YAML"),
     ("num-speculative-tokens: 2\nspeculative-config: {num_speculative_tokens: 3}", "contradict each other"),
     ("max-num-seqs: 1\nmax_num_seqs: 2", "twice"), ("temperature: hot", "a number from 0 to 100")])
 def test_wrong_files_name_the_file(file, text, says):

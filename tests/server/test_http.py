@@ -40,7 +40,8 @@ def test_bodies_that_are_not_plain_json_are_refused(server, raw):
     ("top_p", 1.1), ("min_p", -0.1), ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0),
     ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"1": "5"}), ("logit_bias", {"-1": 5}),
     ("logit_bias", {str(k): 1 for k in range(600)}), ("seed", 2**70), ("seed", "1"), ("stop", ""), ("stop", [1]),
-    ("stop", {"a": 1}), ("stop", ["a", ""]), ("stop", [str(k) for k in range(65)]), ("stop_token_ids", list(range(20))), ("stop_token_ids", ["a"]), ("logprobs", 21),
+    ("stop", {"a": 1}), ("stop", ["a", ""]), ("stop", [str(k) for k in range(65)]),
+    ("stop_token_ids", list(range(20))), ("stop_token_ids", ["a"]), ("logprobs", 21),
     ("logprobs", True), ("min_tokens", 17), ("best_of", 3), ("suffix", "x"), ("stream", 1), ("speculative", True),
     ("speculative", {"enabled": 1}), ("speculative.n_max", -1), ("response_format", {"type": "json_object"})])
 def test_wrong_values_are_refused_by_name(server, field, value):
