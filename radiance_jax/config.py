@@ -140,6 +140,13 @@ class ServeConfig(EngineConfig):
                                   secret=True)
     max_queue: int = setting(int, 256, "answers that may wait beyond max_num_seqs before 503", SERVER, low=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.api_key is not None and (self.api_key != self.api_key.strip() or not self.api_key.isprintable()):
+            raise UserError("api_key must be printable, without spaces or line ends around it, or no client could send it; got one "
+                            f"of {len(self.api_key)} characters that is not (a file read into the environment may end its line)",
+                            param="api_key")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig(EngineConfig):
@@ -155,15 +162,18 @@ class GenerateConfig(EngineConfig):
     top_k: int | None = setting(int, None, "draw among the k likeliest; 0: all", SAMPLING, low=-1)
     top_p: float | None = setting(float, None, "draw within this share of the mass", SAMPLING, low=0, high=1)
     min_p: float | None = setting(float, None, "drop tokens below this share of the likeliest", SAMPLING, low=0, high=1)
-    presence_penalty: float | None = setting(float, None, "penalty on tokens seen", SAMPLING, low=-2, high=2)
-    frequency_penalty: float | None = setting(float, None, "penalty by times seen", SAMPLING, low=-2, high=2)
-    repetition_penalty: float | None = setting(float, None, "divides logits of tokens seen", SAMPLING, low=1e-3,
+    presence_penalty: float | None = setting(float, None, "penalty on tokens of the answer so far (default: 0)", SAMPLING,
+                                             low=-2, high=2)
+    frequency_penalty: float | None = setting(float, None, "the same, by how often they came (default: 0)", SAMPLING, low=-2,
+                                              high=2)
+    repetition_penalty: float | None = setting(float, None, "divides logits of tokens of prompt and answer", SAMPLING, low=1e-3,
                                                high=1e3)
     stop: tuple[str, ...] = setting(str, (), "text that ends the answer; may be repeated", SAMPLING, many=True)
     stop_token_ids: tuple[int, ...] = setting(
         int, (), f"token that ends the answer; may be repeated, at most {MAX_STOP_TOKENS}", SAMPLING, many=True, low=0)
     ignore_eos: bool = setting(bool, False, "go on after the model's end token", SAMPLING)
-    max_draft_tokens: int | None = setting(int, None, "draft tokens for this answer, at most", SAMPLING, low=0)
+    max_draft_tokens: int | None = setting(int, None, "draft tokens for this answer, at most (default: the engine's depth)",
+                                           SAMPLING, low=0)
 
     def sampling(self, defaults: dict[str, Any]) -> SamplingParams:
         """The parameters of the answer, over the model's `defaults`."""

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST_NAME = 100  # characters
+
 
 class RadianceError(Exception):
     """Base of every error this package raises on purpose."""
@@ -26,5 +28,7 @@ class CapacityError(RadianceError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `" (did you mean 'x'?)"`, or nothing."""
+    if len(name) > LONGEST_NAME:  # a request may bring megabytes, which take seconds to compare
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -4,15 +4,13 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from radiance_jax.config import GenerateConfig, ServeConfig
 from radiance_jax.container import default_model
 from radiance_jax.errors import UserError, nearest
 from radiance_jax.settings import PROMPT, SAMPLING, SERVER, Config, Setting, draft_model_error, rule_of
+from radiance_jax.yaml_file import field_name, read_yaml
 
 FILE_SCHEMAS: tuple[type[Config], ...] = (ServeConfig, GenerateConfig)  # one file may feed every door
 MESH_ALIASES = ("tensor_parallel_size", "tp")
@@ -123,7 +121,10 @@ def _expand(values: dict[str, Any]) -> dict[str, Any]:
             if name not in SPECULATIVE_CONFIG:
                 raise UserError(f"unknown key {name!r} in speculative_config{nearest(name, SPECULATIVE_CONFIG)}",
                                 param="speculative_config")
-            values.setdefault(SPECULATIVE_CONFIG[name], value)
+            field = SPECULATIVE_CONFIG[name]
+            if values.setdefault(field, value) != value:
+                raise UserError(f"{field}={values[field]} and {name}={value} in speculative_config contradict each other; give "
+                                "one of them", param=field)
     return values
 
 
@@ -134,28 +135,16 @@ def _refuse_draft_model(names: Sequence[str]) -> None:
 
 def read_file(path: str, schema: type[Config]) -> tuple[dict[str, Any], list[str]]:
     """Values of a YAML file for `schema`, and the keys in it that belong to other doors."""
-    try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read --config {path}: {error}", param="config") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"--config {path} is not valid YAML: {error}", param="config") from None
-    if raw is None:
-        raw = {}
-    if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
-        raise UserError(f"--config {path} must hold `name: value` lines", param="config")
-    names = [key.replace("-", "_") for key in raw]
-    if len(set(names)) < len(names):
-        raise UserError(f"--config {path} gives a key twice, with a dash and with an underscore", param="config")
-    _refuse_draft_model(names)
+    raw = read_yaml(path, f"--config {path}")
+    _refuse_draft_model(list(raw))
     aliases = [*MESH_ALIASES, "speculative_config"]
     everyone = {item.name for door in (*FILE_SCHEMAS, schema) for item in fields(door)}
-    for key, name in zip(raw, names, strict=True):
-        if name not in everyone and name not in aliases:
-            raise UserError(f"{path}: unknown key {key!r}{nearest(name, [*everyone, *aliases])}", param=key)
+    for key in raw:
+        if field_name(key) not in everyone and field_name(key) not in aliases:
+            raise UserError(f"{path}: unknown key {key!r}{nearest(field_name(key), [*everyone, *aliases])}", param=key)
     own = {item.name for item in fields(schema)}
     try:
-        values = _expand(dict(zip(names, raw.values(), strict=True)))
+        values = _expand({field_name(key): value for key, value in raw.items()})
         for door in FILE_SCHEMAS:  # a wrong value is an error whichever door reads the file
             door.of(**{name: values[name] for name in values if name in {item.name for item in fields(door)}})
     except UserError as error:

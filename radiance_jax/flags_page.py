@@ -48,7 +48,7 @@ def _row(item: Field) -> str:
     flag = "--" + item.name.replace("_", "-")
     flag = f"`{flag}`, `--no-{flag[2:]}`" if rule.type is bool else f"`{flag}`"
     text, _, default = rule.help.partition(" (default: ")
-    values = "" if rule.type is bool else rule.must().replace(f"{2**63 - 1:g}", "2^63 - 1")
+    values = "" if rule.type is bool else rule.must().replace(str(2**63 - 1), "2^63 - 1")
     return f"| {flag} | {_cell(text)} | {_cell(values)} | {_cell(default[:-1] if default else _default(item))} |"
 
 

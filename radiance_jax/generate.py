@@ -12,6 +12,7 @@ from radiance_jax.engine.request import Delta, RequestStats
 from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.flags import read_config
 from radiance_jax.host_devices import ensure_host_devices
+from radiance_jax.text.chat import no_template
 
 WRONG_CONFIGURATION, FAILED = 2, 1
 
@@ -50,6 +51,8 @@ def log(line: str) -> None:
 def prompt_ids(engine: Any, config: GenerateConfig) -> list[int]:
     if config.prompt is not None:
         return engine.tokenizer.encode(config.prompt, add_special_tokens=True)
+    if engine.chat is None:
+        raise no_template("use --prompt")
     system = [] if config.system is None else [{"role": "system", "content": config.system}]
     text = engine.chat.render([*system, {"role": "user", "content": config.chat}], add_generation_prompt=True)
     return engine.tokenizer.encode(text, add_special_tokens=False)

@@ -1,4 +1,5 @@
-"""`python -m radiance_jax.info [MODEL]`: what a model file or a drafter's folder holds, from its header alone.
+"""`python -m radiance_jax.info [MODEL]`: what a model file or a drafter's folder holds, from its header alone, unless `--verify`
+asks for all of it.
 
 A folder with a config.json and no weights is described by what the configuration implies.
 """
@@ -15,6 +16,7 @@ from radiance_jax.container import draft_facts
 from radiance_jax.container.config_only import ConfigOnly, holds_no_weights
 from radiance_jax.container.default_model import default_cache_dir, default_model_path
 from radiance_jax.container.drafter import drafter_of
+from radiance_jax.container.rad import RadFile
 from radiance_jax.container.source import Source, eos_token_ids, open_model
 from radiance_jax.container.weights import BLOCKS, block_of, layer_of
 from radiance_jax.errors import UserError
@@ -145,12 +147,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m radiance_jax.info", description=__doc__)
     parser.add_argument("model", nargs="?", help=".rad file, Hugging Face folder or .gguf file (the default model)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--verify", action="store_true", help="read every byte of a .rad and hold it against its checksums")
     options = parser.parse_args(arguments)
     try:
-        path = Path(options.model or _default_model())
+        path = Path(_default_model() if options.model is None else options.model)
         drafter = draft_facts.of_folder(path)
         if drafter is None:
-            facts = describe(ConfigOnly(path) if holds_no_weights(path) else open_model(path))
+            source = ConfigOnly(path) if holds_no_weights(path) else open_model(path)
+            facts = describe(source)
+        if options.verify:
+            _verify(path, None if drafter is not None else source)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -166,11 +172,18 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _verify(path: Path, source: Source | None) -> None:
+    if not isinstance(source, RadFile):
+        raise UserError(f"--verify needs a .rad file, which holds checksums; {path} is none", param="verify")
+    source.verify()
+    print(f"{path}: all {len(source.entries)} tensors and files are as their checksums say", file=sys.stderr)
+
+
 def _default_model() -> Path:
     cache = default_cache_dir(os.environ)
     paths = [default_model_path(cache, dtype) for dtype in ("bf16", "f32")]
     for path in paths:
-        if path.exists():
+        if os.path.exists(path):
             return path
     raise UserError(f"the default model is not in the cache yet ({paths[0]} is not there): name a model, or start "
                     "the server or generate once, which fetches it", param="model")

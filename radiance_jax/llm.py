@@ -12,6 +12,7 @@ from radiance_jax.engine.request import Delta, RequestStats, SamplingParams, Tok
 from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.flags import default_cache_dir
 from radiance_jax.host_devices import ensure_host_devices
+from radiance_jax.text.chat import no_template
 
 Message = dict[str, Any]
 
@@ -71,6 +72,8 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         if not conversations or not all(isinstance(each, (list, tuple)) and each for each in conversations):
             raise UserError("messages must be a list of messages or a list of such lists, none empty", param="messages")
+        if self.engine.chat is None:
+            raise no_template("use generate")
         texts = [self.engine.chat.render(list(each), **template) for each in conversations]
         return self._run(texts, partial(self.engine.tokenizer.encode, add_special_tokens=False), params, n)
 

@@ -32,9 +32,9 @@ class Setting:
             return "one of " + ", ".join(self.choices)
         text = {int: "a whole number", float: "a number", bool: "true or false", str: "a non-empty string"}[self.type]
         if self.low is not None and self.high is not None:
-            text += f" from {self.low:g} to {self.high:g}"
+            text += f" from {_plain(self.low)} to {_plain(self.high)}"
         elif self.low is not None:
-            text += f", at least {self.low:g}"
+            text += f", at least {_plain(self.low)}"
         return text + "".join(f", or {word!r}" for word in self.words)
 
     @property
@@ -60,6 +60,11 @@ class Setting:
             if (self.low is not None and not value >= self.low) or (self.high is not None and not value <= self.high):
                 return MISSING
         return value
+
+
+def _plain(bound: float) -> str:
+    """Whole numbers with all their digits: rounded, a bound would not be the one that is checked."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def setting(type: type, default: Any, help: str, group: str, **rules: Any) -> Any:

@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cache = f"cache_dir={default_cache_dir(os.environ)}"
         config = read_config(options.config, [cache, *options.set])
+        if config.unused():
+            log(f"keys that {config.family} with the objective {config.objective} does not use: {', '.join(config.unused())}")
         ensure_host_devices(config.axes[0] * config.axes[1])
         try:
             from radiance_jax.training.run import publish, train

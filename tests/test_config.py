@@ -1,16 +1,17 @@
 """One schema for flags, YAML files and Python keywords."""
 
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 import yaml
 
-from radiance_jax.config import EngineConfig, GenerateConfig, ServeConfig, parse_mesh
+from radiance_jax.config import EngineConfig, GenerateConfig, ServeConfig, known_defaults, parse_mesh
 from radiance_jax.errors import UserError
 from radiance_jax.flags import default_cache_dir, read_config
 from radiance_jax.host_devices import ensure_host_devices
+from radiance_jax.settings import SAMPLING, rule_of
 from radiance_jax.training.config import FAMILIES
 from radiance_jax.training.config import read_config as read_training
 
@@ -72,6 +73,8 @@ def test_vllm_spelling_of_speculation():
     (["--draft_model=d"], "--draft-model"),
     (["--speculative-config", "{"], "JSON object"), (["--speculative-config", '{"model": "d"}'], "convert"),
     (["--speculative-config", '{"num_speculative_token": 3}'], "did you mean 'num_speculative_tokens'"),
+    (["--speculative-config", '{"num_speculative_tokens": 3}', "--num-speculative-tokens", "5"], "contradict each other"),
+    (["--tp-wire-min-kb", "1048577"], "from 0 to 1048576; got"), (["--seed", "-1"], "from 0 to 9223372036854775807"),
     (["--gpu-memory-utilization", "0"], "from 0.01 to 1; got 0"), (["--gpu-memory-utilization", "1.1"], "from 0.01 to 1"),
     (["--gpu-memory-utilization", "half"], "a number from"), (["--gpu-memory-utilization", "nan"], "a number from"),
     (["--kv-cache-dtype", "fp8"], "kv_cache_dtype must be auto or bf16"),
@@ -105,7 +108,10 @@ def test_vllms_names_for_memory_and_templates():
     ("- a", "`name: value`"), ("max-num-seqs: '4'", "whole number"), ("max-num-seqs: 4.0", "whole number"),
     ("max-num-seqs: true", "whole number"), ("warmup: 1", "true or false"), ("model: 3", "non-empty string"),
     ("draft-model: d", "radiance_jax.convert"), ("port: 1\nport-: 2", "unknown key"),
-    ("tp: 2\nmesh: tp=4", "contradict"),
+    ("tp: 2\nmesh: tp=4", "contradict"), ("port: 1\nhost: h\nport: 2", "'port' is given twice"),
+    ("model: 2024-13-45", "not valid YAML"), ("model: " + "[" * 5000, "not valid YAML"),
+    ("port: " + "9" * 5000, "not valid YAML"),
+    ("num-speculative-tokens: 2\nspeculative-config: {num_speculative_tokens: 3}", "contradict each other"),
     ("max-num-seqs: 1\nmax_num_seqs: 2", "twice"), ("temperature: hot", "a number from 0 to 100")])
 def test_wrong_files_name_the_file(file, text, says):
     path = file(text)
@@ -152,6 +158,15 @@ def test_environment(monkeypatch):
     assert read(environ=home | {"RADIANCE_API_KEY": "k"}).api_key == "k"
 
 
+@pytest.mark.parametrize("key", ["secret\n", " secret", "se\x07cret"])
+def test_a_key_that_no_client_could_send_is_refused_and_not_shown(key):
+    for give in (lambda: read(environ={"HOME": "/h", "RADIANCE_API_KEY": key}), lambda: read("--api-key", key)):
+        with pytest.raises(UserError, match="api_key must be printable") as caught:
+            give()
+        assert "cret" not in str(caught.value)
+    assert read("--api-key", "sésame ouvre-toi").api_key == "sésame ouvre-toi"
+
+
 def test_help_has_every_field_with_its_default(capsys):
     with pytest.raises(SystemExit) as caught:
         read("--help")
@@ -184,5 +199,21 @@ def test_shipped_configurations_read_in_their_doors(path):
     if path.name.startswith("train_"):
         assert read_training(path, ["data=ANSWERS"]).family in FAMILIES
         return
-    for schema in (ServeConfig, GenerateConfig):
+    from radiance_jax.bench.config import SpeedConfig, TileConfig
+    from radiance_jax.bench.exactness import ExactnessConfig
+    from radiance_jax.bench.spec_config import SpecConfig
+    from radiance_jax.training.generate import AnswersConfig
+    for schema in (ServeConfig, GenerateConfig, AnswersConfig, SpeedConfig, TileConfig, ExactnessConfig, SpecConfig):
         read_config(schema, ["--config", str(path)], prog="x", description="", environ={})
+
+
+def test_the_page_says_the_models_own_of_no_field_that_models_do_not_set():
+    every = {name: 1 for name in (item.name for item in fields(GenerateConfig))}
+    for item in fields(GenerateConfig):
+        if rule_of(item).group == SAMPLING and item.default is None and "default" not in rule_of(item).help:
+            assert item.name in known_defaults(every), item.name
+
+
+def test_both_spellings_of_speculation_may_agree():
+    config = read("--speculative-config", '{"num_speculative_tokens": 5}', "--num-speculative-tokens", "5")
+    assert config.num_speculative_tokens == 5

@@ -1,5 +1,6 @@
 """A folder that holds a config.json and no weights: what the configuration implies, before anything is fetched."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from radiance_jax.container.huggingface import INDEX, SINGLE
 from radiance_jax.container.safetensors_file import CODES, DTYPES, TensorInfo
-from radiance_jax.container.source import COMPANIONS, combined_fingerprint, file_sha256, json_object
+from radiance_jax.container.source import COMPANIONS, combined_fingerprint, file_sha256, json_object, read_companion
 from radiance_jax.container.weights import model_config
 from radiance_jax.errors import ModelError
 from radiance_jax.models.tensors import tensor_shapes
@@ -18,7 +19,7 @@ MAX_LAYERS = 10_000  # no list of layers is built for an absurd count
 
 
 def holds_no_weights(path: Path) -> bool:
-    return path.is_dir() and (path / "config.json").is_file() and not any((path / name).exists() for name in (SINGLE, INDEX))
+    return os.path.isfile(path / "config.json") and not any(os.path.exists(path / name) for name in (SINGLE, INDEX))
 
 
 def implied(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> dict[str, TensorInfo]:
@@ -67,4 +68,4 @@ class ConfigOnly:
         raise ModelError(f"{self.path}: holds no weights, only a configuration; fetch the whole model", param=name)
 
     def file(self, name: str) -> bytes | None:
-        return (self.path / name).read_bytes() if name in self.files else None
+        return read_companion(self.path / name) if name in self.files else None

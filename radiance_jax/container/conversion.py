@@ -1,6 +1,7 @@
 """Converting any readable model to `.rad`, one tensor in memory at a time."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ def convert(source_path: Path | str, out_path: Path | str, dtype: str = "bf16", 
     began, out = time.monotonic(), Path(out_path)
     if out.suffix != ".rad":
         raise UserError(f"the output must end in .rad; got {out}", param="out")
-    if out.exists() and not overwrite:  # also checked by the writer; here before the source is hashed
+    if os.path.isdir(out):
+        raise UserError(f"the output must be a file; {out} is a folder", param="out")
+    if os.path.exists(out) and not overwrite:  # also checked by the writer; here before the source is hashed
         raise UserError(f"{out} must not exist yet; remove it or ask to overwrite it (--force)", param="out")
     source, target = open_model(source_path), PRECISIONS[dtype]
     drafter = drafter_of(source) if draft_path is None else open_drafter(draft_path)

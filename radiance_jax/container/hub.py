@@ -4,6 +4,7 @@ The package is an optional extra; it keeps its own cache (`HF_HOME`), resumes br
 when there is no network.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def hub_id(model: str) -> tuple[str, str | None] | None:
     In:  "./Qwen3-0.6B"       Out: None
     """
     match = _ID.fullmatch(model)
-    if match is None or ".." in model or model.endswith(_FILE_ENDINGS) or Path(model).exists():
+    if match is None or ".." in model or model.endswith(_FILE_ENDINGS) or os.path.exists(model):
         return None
     return match[1], match[2]
 

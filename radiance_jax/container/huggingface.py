@@ -11,10 +11,10 @@ import numpy as np
 from radiance_jax.container.safetensors_file import SafetensorsFile, TensorInfo, open_safetensors
 from radiance_jax.container.source import (
     COMPANIONS,
-    MAX_COMPANION_BYTES,
     combined_fingerprint,
     file_sha256,
     json_object,
+    read_companion,
 )
 from radiance_jax.container.weights import check_weights, ignored, model_config
 from radiance_jax.errors import ModelError
@@ -61,13 +61,7 @@ class WeightFolder:
 
     def file(self, name: str) -> bytes | None:
         """A companion file, or None where there is none."""
-        if name not in self.files:
-            return None
-        path = self.path / name
-        if path.stat().st_size > MAX_COMPANION_BYTES:
-            raise ModelError(f"{path} must be at most {MAX_COMPANION_BYTES} bytes; got {path.stat().st_size}",
-                             param=name)
-        return path.read_bytes()
+        return read_companion(self.path / name) if name in self.files else None
 
     def _sharded(self) -> dict[str, set[str]]:
         """Shard file to the tensors that the index lists for it."""
@@ -75,9 +69,7 @@ class WeightFolder:
         if not index.is_file():
             raise ModelError(f"{self.path}: must hold {SINGLE} or {INDEX}. Checkpoints in other formats (pytorch_model"
                              ".bin) are not read: save the model as safetensors.", param=SINGLE)
-        if index.stat().st_size > MAX_COMPANION_BYTES:
-            raise ModelError(f"{index} must be at most {MAX_COMPANION_BYTES} bytes", param=INDEX)
-        weight_map = json_object(index.read_bytes(), str(index)).get("weight_map")
+        weight_map = json_object(read_companion(index), str(index)).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{index}: weight_map must be a JSON object that maps tensors to files",
                              param="weight_map")

@@ -99,7 +99,8 @@ def open_rad(path: Path | str) -> RadFile:
     if expected is None or checksum(unsummed(file.header)) != expected:
         raise ModelError(f"{where}: header_checksum must match the header; it is damaged. Convert or copy the model "
                          "again.", param="header_checksum")
-    config, source, checksums = (_json_field(where, metadata, key) for key in ("config", "source", "checksums"))
+    config, checksums = (_json_field(where, metadata, key) for key in ("config", "checksums"))
+    source = _source_field(where, metadata, "source")
     if checksums.keys() != file.tensors.keys():
         odd = sorted(checksums.keys() ^ file.tensors.keys())[0]
         raise ModelError(f"{where}: checksums must name exactly the tensors of the file; {odd!r} is in one only",
@@ -112,7 +113,7 @@ def open_rad(path: Path | str) -> RadFile:
             raise ModelError(f"{where}: {name} must be a flat U8 tensor; got {info.stored} {list(info.shape)}",
                              param=name)
     has_drafter = "draft_config" in metadata
-    draft = (_json_field(where, metadata, "draft_config"), _json_field(where, metadata, "draft_source")) if has_drafter else None
+    draft = (_json_field(where, metadata, "draft_config"), _source_field(where, metadata, "draft_source")) if has_drafter else None
     rad = RadFile(file, config, source, checksums, draft)
     check_weights(where, model_config(where, config), rad.tensors)
     drafted = [name for name in rad.tensors if name.startswith(DRAFT_PREFIX)]
@@ -144,4 +145,13 @@ def _json_field(where: str, metadata: dict[str, str], key: str) -> dict[str, Any
         raise ModelError(f"{where}: metadata {key!r} must be JSON: {error}", param=key) from error
     if not isinstance(value, dict):
         raise ModelError(f"{where}: metadata {key!r} must be a JSON object; got {type(value).__name__}", param=key)
+    return value
+
+
+def _source_field(where: str, metadata: dict[str, str], key: str) -> dict[str, Any]:
+    value = _json_field(where, metadata, key)
+    hashes = value.get("sha256", {})
+    if not isinstance(hashes, dict) or not all(isinstance(each, str) for each in hashes.values()):
+        raise ModelError(f"{where}: metadata {key!r} must give sha256 as an object of file names to digests; got "
+                         f"{str(hashes)[:80]!r}", param=key)
     return value

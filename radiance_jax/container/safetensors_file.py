@@ -7,6 +7,7 @@ and [start, end) in the data section; `__metadata__` maps strings to strings. Da
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,7 @@ def open_safetensors(path: Path | str) -> SafetensorsFile:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ModelError(f"header: names must be unique; {twice!r} comes twice", param=twice)
     return found
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,14 +57,14 @@ def open_model(path: Path | str) -> Source:
     from radiance_jax.container.rad import open_rad
 
     path = Path(path)
-    if path.is_dir():
-        return HuggingFaceSource(path)
     try:
+        if os.path.isdir(path):
+            return HuggingFaceSource(path)
         with path.open("rb") as file:
             head = file.read(9)
     except OSError as error:
-        raise ModelError(f"a model must be a .rad file, a Hugging Face folder or a .gguf file; {path} cannot be read "
-                         f"({error.strerror or error})", param="model") from error
+        raise ModelError(f"a model must be a .rad file, a Hugging Face folder or a .gguf file; {error.filename or path} cannot be "
+                         f"read ({error.strerror or error})", param="model") from error
     if head[:4] == b"GGUF":
         return GgufSource(path)
     if path.suffix == ".rad" or head[8:9] == b"{":
@@ -73,12 +74,12 @@ def open_model(path: Path | str) -> Source:
 
 
 def eos_token_ids(source: Source) -> tuple[int, ...]:
-    """Ids that end an answer: those of config.json, then those that only generation_config.json names."""
+    """Ids that end an answer, as the engine takes them: those of generation_config.json, else those of config.json."""
     found: list[int] = []
     generation = json_object(source.file("generation_config.json"), "generation_config.json")
-    for block in (source.config, generation):
+    for block in (generation, source.config):
         ids = block.get("eos_token_id")
-        found += ids if isinstance(ids, list) else [] if ids is None else [ids]
+        found = found or (ids if isinstance(ids, list) else [] if ids is None else [ids])
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found):
         raise ModelError(f"eos_token_id must be a token id or a list of them; got {found!r}", param="eos_token_id")
     return tuple(dict.fromkeys(found))
@@ -95,6 +96,18 @@ def json_object(data: bytes | None, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{where} must hold a JSON object; got {type(value).__name__}", param=where)
     return value
+
+
+def read_companion(path: Path) -> bytes:
+    """A small file beside the weights. Raises `ModelError` for one that is too long or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_COMPANION_BYTES + 1)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror or error})", param=path.name) from error
+    if len(data) > MAX_COMPANION_BYTES:
+        raise ModelError(f"{path} must be at most {MAX_COMPANION_BYTES} bytes; it has more", param=path.name)
+    return data
 
 
 def file_sha256(path: Path) -> str:

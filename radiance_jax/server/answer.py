@@ -42,11 +42,12 @@ def header(prefix: str, kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def usage(prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> dict[str, Any]:
-    """Prompts count once each, however many answers they have."""
+def usage(prompts: Sequence[Sequence[int]], answers: Sequence[Answer], prompt_only: bool = False) -> dict[str, Any]:
+    """Prompts count once each, however many answers they have. `prompt_only`: what was drawn was told to nobody."""
     n = len(answers) // len(prompts)
     prompt = sum(map(len, prompts))
-    written = sum(len(each.token_ids) if each.stats is None else each.stats.completion_tokens for each in answers)
+    written = 0 if prompt_only else sum(
+        len(each.token_ids) if each.stats is None else each.stats.completion_tokens for each in answers)
     cached = sum(each.stats.cached_tokens for each in answers[::n] if each.stats is not None)
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written,
             "prompt_tokens_details": {"cached_tokens": cached}}
@@ -79,6 +80,7 @@ class Endings:
 
     include_usage: bool
     include_metrics: bool
+    prompt_only: bool = False
 
     def chunk(self, head: dict[str, Any], choice: dict[str, Any]) -> bytes:
         """One choice's news. With usage asked for, every chunk carries the key, as OpenAI's do."""
@@ -89,4 +91,4 @@ class Endings:
         if not self.include_usage:
             return DONE
         extra = {"metrics": metrics(answers)} if self.include_metrics else {}
-        return event(head | {"choices": [], "usage": usage(prompts, answers)} | extra) + DONE
+        return event(head | {"choices": [], "usage": usage(prompts, answers, self.prompt_only)} | extra) + DONE

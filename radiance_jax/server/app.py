@@ -28,7 +28,9 @@ ROUTES = (
 async def _not_found(request: Request, error: HTTPException) -> Response:
     """Unknown paths and methods, in the same shape as every other error."""
     text = "no such path" if error.status_code == 404 else str(error.detail)
-    return error_response(HttpError(error.status_code, f"{request.method} {request.url.path[:200]}: {text}"))
+    response = error_response(HttpError(error.status_code, f"{request.method} {request.url.path[:200]}: {text}"))
+    response.headers.update(error.headers or {})  # of a 405: what is allowed
+    return response
 
 
 def build_app(state: ServerState) -> Starlette:

@@ -9,6 +9,7 @@ from radiance_jax.server.logprobs import Pieces, chat_logprobs
 
 class ChatShape:
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prompt_only = False
 
     def __init__(self, pieces: Pieces, logprobs: bool, token_ids: bool = False):
         self.pieces, self.logprobs, self.token_ids = pieces, logprobs, token_ids

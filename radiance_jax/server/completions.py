@@ -44,13 +44,17 @@ class CompletionShape:
             text = self._prompt_text(self.prompts[index // self.n]) + text
         before = answer.prompt_logprobs or () if self.echo else ()
         choice = {"index": index, "text": text, "logprobs": self._lists(index, answer.logprobs, before),
-                  "finish_reason": "length" if self.prompt_only else answer.finish_reason,
+                  "finish_reason": self._reason(answer.finish_reason),
                   "stop_reason": None if self.prompt_only else answer.stop_reason}
         return choice | self._ids(answer.token_ids)
 
     def _ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
         """Those of the answer, never of an echoed prompt."""
         return {"token_ids": () if self.prompt_only else token_ids} if self.token_ids else {}
+
+    def _reason(self, ended: str | None) -> str | None:
+        """A prompt alone ends by `length`, whatever its one token was; one that was cut off (`abort`) did not come to that."""
+        return "length" if self.prompt_only and ended == "stop" else ended
 
     def opening(self, index: int) -> None:
         return None
@@ -63,8 +67,8 @@ class CompletionShape:
         told, ids = self.logprobs and (delta.logprobs or before), self.token_ids and delta.token_ids
         if not (text or told or ids or delta.finish_reason):
             return None
-        reason = "length" if self.prompt_only and delta.finish_reason else delta.finish_reason
         choice = {"index": index, "text": text,
-                  "logprobs": self._lists(index, delta.logprobs, before) if told else None, "finish_reason": reason,
+                  "logprobs": self._lists(index, delta.logprobs, before) if told else None,
+                  "finish_reason": self._reason(delta.finish_reason),
                   "stop_reason": None if self.prompt_only else delta.stop_reason}
         return choice | self._ids(delta.token_ids)

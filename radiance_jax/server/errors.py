@@ -11,6 +11,7 @@ from radiance_jax.errors import CapacityError, UserError
 log = logging.getLogger("radiance_jax.server")
 
 RETRY_AFTER_SECONDS = 1
+LONGEST = 600  # characters of a message: what it quotes of a request may be as long as a body
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
          405: "invalid_request_error", 413: "invalid_request_error", 500: "server_error", 503: "service_unavailable"}
 
@@ -38,9 +39,10 @@ def as_http(error: BaseException) -> HttpError:
 
 
 def error_body(error: HttpError) -> dict:
-    """`{"error": {message, type, param, code}}`."""
-    return {"error": {"message": error.message, "type": TYPES.get(error.status, "invalid_request_error"),
-                      "param": error.param, "code": error.code or error.status}}
+    """`{"error": {message, type, param, code}}`; a code is text, or null where the status says it all."""
+    message = error.message if len(error.message) <= LONGEST else error.message[:LONGEST - 3] + "..."
+    return {"error": {"message": message, "type": TYPES.get(error.status, "invalid_request_error"),
+                      "param": error.param, "code": error.code}}
 
 
 def error_response(error: HttpError) -> JSONResponse:

@@ -6,6 +6,7 @@ from typing import Any
 
 from radiance_jax.errors import UserError
 from radiance_jax.server.schema import Message
+from radiance_jax.text.chat import no_template
 
 MAX_TOKEN_ID = 2**31 - 1  # the engine knows the vocabulary; this keeps ids in 32 bits
 
@@ -61,7 +62,7 @@ def chat_prompt(chat: Any, tokenizer: Any, messages: Sequence[Message], add_gene
                 template_kwargs: dict[str, Any] | None, add_special_tokens: bool = False) -> Prompt:
     """Renders the template, which brings its own special tokens."""
     if chat is None:
-        raise UserError("this model has no chat template; use /v1/completions", param="messages")
+        raise no_template("use /v1/completions")
     extra = template_kwargs or {}
     clash = {"messages", "add_generation_prompt", "tools"} & set(extra)
     if clash:

@@ -21,6 +21,7 @@ class Shape(Protocol):
     prefix: str  # of the answer's id
     kind: str  # "object" of a whole answer
     chunk_kind: str
+    prompt_only: bool  # whether nothing of what is drawn is told
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         """A whole answer."""
@@ -61,7 +62,7 @@ async def _whole(job: Job) -> Response:
             answers[index].add(delta)
     choices = [job.shape.choice(index, answer) for index, answer in enumerate(answers)]
     value = header(job.shape.prefix, job.shape.kind, job.model)
-    value |= {"choices": choices, "usage": usage(job.generation.prompts, answers)}
+    value |= {"choices": choices, "usage": usage(job.generation.prompts, answers, job.shape.prompt_only)}
     if job.body.return_token_ids and len(job.generation.prompts) == 1:
         value["prompt_token_ids"] = job.generation.prompts[0]
     if job.body.return_metrics:
@@ -69,15 +70,15 @@ async def _whole(job: Job) -> Response:
     return Response(to_json(value), media_type="application/json")
 
 
-def _endings(body: SamplingFields) -> Endings:
+def _endings(job: Job) -> Endings:
     """Metrics ride the usage chunk, so asking for them asks for it."""
-    wanted = bool(body.return_metrics)
-    return Endings(wanted or bool(body.stream_options and body.stream_options.include_usage), wanted)
+    wanted, options = bool(job.body.return_metrics), job.body.stream_options
+    return Endings(wanted or bool(options and options.include_usage), wanted, job.shape.prompt_only)
 
 
 async def _stream(job: Job) -> AsyncGenerator[bytes]:
     answers = [Answer() for _ in range(job.count)]
-    head, endings = header(job.shape.prefix, job.shape.chunk_kind, job.model), _endings(job.body)
+    head, endings = header(job.shape.prefix, job.shape.chunk_kind, job.model), _endings(job)
     try:
         for index in range(job.count):
             choice = job.shape.opening(index)

@@ -46,7 +46,7 @@ def _check(state: ServerState, body: SamplingFields) -> None:
 
 async def chat_completions(request: Request) -> Response:
     state = state_of(request)
-    engine = state.ready_engine()
+    engine = state.working_engine()
     body = parse_body(ChatRequest, await read_json(request))
     _check(state, body)
     params = chat_params(body, engine.defaults)
@@ -59,7 +59,7 @@ async def chat_completions(request: Request) -> Response:
 
 async def completions(request: Request) -> Response:
     state = state_of(request)
-    engine = state.ready_engine()
+    engine = state.working_engine()
     body = parse_body(CompletionRequest, await read_json(request))
     _check(state, body)
     params = completion_params(body, engine.defaults)

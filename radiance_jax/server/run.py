@@ -37,9 +37,9 @@ def open_socket(host: str, port: int) -> socket.socket:
             listener.close()
             raise
         return listener
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port",
-                        param="port") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        raise UserError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another --host or "
+                        "--port", param="port") from None
 
 
 class Server(uvicorn.Server):
@@ -93,8 +93,8 @@ def serve(config: ServeConfig, load: Callable[[], Any], log: Callable[[str], Non
         timeout_graceful_shutdown=CLOSE_SECONDS, timeout_keep_alive=30, ws="none"), state)
     loader = Loader(load, state, server, lambda: log(f"ready on {url} in {time.monotonic() - start:.1f} s"))
     log(f"listening on {url}; loading")
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again once it is done: ours is the end
-        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGTERM):  # before uvicorn listens for them, and when it raises them again at the end
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     loader.thread.start()
     try:
         server.run([listener])

@@ -7,6 +7,7 @@ from radiance_jax.engine.request import MAX_LOGIT_BIAS, SamplingParams
 from radiance_jax.errors import UserError
 from radiance_jax.server.schema import ChatRequest, CompletionRequest, SamplingFields
 
+MAX_STOPS = 64  # every token of the answer is held against each, on the thread that serves everybody
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default; chat goes on to the end of the context
 SAME_NAME = ("min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
              "repetition_penalty", "seed", "ignore_eos")
@@ -16,7 +17,7 @@ def _shared(body: SamplingFields, defaults: dict[str, Any]) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     values = known_defaults(defaults) | given
     if body.stop is not None:
-        values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+        values["stop"] = _stops(body.stop)
     if body.stop_token_ids is not None:
         values["stop_token_ids"] = tuple(body.stop_token_ids)
     if body.logit_bias:
@@ -25,6 +26,14 @@ def _shared(body: SamplingFields, defaults: dict[str, Any]) -> dict[str, Any]:
         values["max_draft_tokens"] = _draft_cap(body)
         values["draft_window"] = body.speculative.window
     return values
+
+
+def _stops(given: str | list[str]) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+    if len(stops) > MAX_STOPS or not all(stops):
+        raise UserError(f"stop must be at most {MAX_STOPS} strings, none empty; got {len(stops)}"
+                        + ("" if all(stops) else ", one of them empty"), param="stop")
+    return stops
 
 
 def _draft_cap(body: SamplingFields) -> int | None:

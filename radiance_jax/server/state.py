@@ -29,6 +29,13 @@ class ServerState:
             raise HttpError(503, "the model is still loading", code="loading")
         return self.engine
 
+    def working_engine(self) -> Any:
+        """For requests that it is to answer: trying again is of no use once it has failed, and the code says so."""
+        engine = self.ready_engine()
+        if not engine.healthy():
+            raise HttpError(503, "the engine has failed and stopped; start the server again", code="unhealthy")
+        return engine
+
     @property
     def model_name(self) -> str:
         return self.config.served_model_name or self.ready_engine().model_name

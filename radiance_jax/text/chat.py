@@ -60,8 +60,8 @@ class ChatTemplate:
             data = _utf8(data, "chat_template.jinja")
         template: Any = data or tokenizer.config.get("chat_template")
         if isinstance(template, list):  # older files hold [{"name": "default", "template": ...}, ...]
-            named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-            template = named.get("default")
+            template = next((item.get("template") for item in template
+                             if isinstance(item, dict) and item.get("name") == "default"), None)
         if not isinstance(template, str) or not template:
             return None
         tokens = {name: token for name in SPECIAL_TOKENS if (token := tokenizer.special_token(name))}
@@ -84,6 +84,12 @@ class ChatTemplate:
             return self._template.render(values)
         except Exception as error:  # a template may fail in any way on messages it was not written for
             raise UserError(f"the model's chat template refused these messages: {error}", param="messages") from error
+
+
+def no_template(instead: str) -> UserError:
+    """Of a model without a chat template. `instead`: what can be done in this place."""
+    return UserError(f"chat needs a template, and this model has none; {instead}, or give one by --chat-template FILE",
+                     param="messages")
 
 
 def read_template(path: str) -> str:
@@ -125,6 +131,8 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
                         param="messages")
     result["content"] = content or ""
     if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], (list, tuple)):
+            raise UserError(f"{where}.tool_calls must be a list; got {type(message['tool_calls']).__name__}", param="messages")
         result["tool_calls"] = [_tool_call(where, call) for call in message["tool_calls"]]
     return result
 

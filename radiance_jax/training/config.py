@@ -5,16 +5,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from radiance_jax.config import parse_mesh
 from radiance_jax.errors import UserError, nearest
 from radiance_jax.settings import Config, setting
+from radiance_jax.yaml_file import field_name, parse_yaml, read_yaml
 
 MODEL, DATA, DRAFTER, OBJECTIVE, OPTIMISER, RUN = "target", "data", "drafter", "objective", "optimiser", "run"
 FAMILIES = ("dflash", "dflash2", "dspark")
 OBJECTIVES = {"dflash": "dflash", "dpace": "dflash", "dflash2": "dflash2", "dspark": "dspark"}  # objective -> family
 MESH_AXES = ("dp", "tp")
+USED_BY = {  # keys that not every family or objective uses
+    "rank": ("dflash2", "dspark"), "candidates": ("dflash2",), "conv_reach": ("dflash2",), "conv_group": ("dflash2",),
+    "markov": ("dspark",), "confidence": ("dspark",), "smoothing": ("dpace",), "candidate_weight": ("dflash2",),
+    "ce_weight": ("dspark",), "l1_weight": ("dspark",), "confidence_weight": ("dspark",)}
 FREE_ON_RESUME = ("limit_minutes", "log_every", "cache_dir", "out", "rad")  # what changes no weight
 
 
@@ -121,32 +124,24 @@ class TrainConfig(Config):
         sizes = parse_mesh(self.mesh, MESH_AXES)
         return sizes.get("dp", 1), sizes.get("tp", 1)
 
+    def unused(self) -> list[str]:
+        """Keys that were set and change nothing, because another family or objective uses them."""
+        defaults = {item.name: item.default for item in fields(self)}
+        return [name for name, users in USED_BY.items()
+                if getattr(self, name) != defaults[name] and not {self.family, self.objective} & set(users)]
+
     def values(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
     """The configuration in a YAML file, with `key=value` changes over it. Raises `UserError` naming the key at fault."""
-    try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", param="config") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}", param="config") from None
-    raw = {} if raw is None else raw
-    if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
-        raise UserError(f"{path} must hold `name: value` lines", param="config")
-    values = {key.replace("-", "_"): value for key, value in raw.items()}
-    if len(values) < len(raw):
-        raise UserError(f"{path} gives a key twice, with a dash and with an underscore", param="config")
+    values = {field_name(key): value for key, value in read_yaml(path, str(path)).items()}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals:
             raise UserError(f"--set must read like rate=0.001; got {change!r}", param="set")
-        try:
-            values[name.strip().replace("-", "_")] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {change}: the value is not valid YAML: {error}", param=name) from None
+        values[field_name(name)] = parse_yaml(text, f"the value of --set {change}", name)
     known = [item.name for item in fields(TrainConfig)]
     for name in values:
         if name not in known:
@@ -161,8 +156,12 @@ def read_config(path: str | Path, changes: Sequence[str] = ()) -> TrainConfig:
 
 
 def check_resumed(before: dict[str, Any], now: TrainConfig, where: str) -> None:
-    """Raises `UserError` where a run would go on as another one."""
-    values = TrainConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in before.items()}).values()
+    """Raises `UserError` where a run would go on as another one, or is one of another version."""
+    try:
+        values = TrainConfig.of(**before).values()
+    except UserError as error:
+        raise UserError(f"the run in {where} has a configuration that this version does not take: {error}. Go on with it in the "
+                        "version that began it, or start a new run in another folder.", param="resume") from None
     for name, value in now.values().items():
         if name not in FREE_ON_RESUME and values[name] != value:
             raise UserError(f"{name} must be {values[name]!r}, as it was when the run in {where} began; got {value!r}. Start a "

@@ -46,7 +46,11 @@ class AnswersWriter:
         if (self.folder / MANIFEST).exists():
             manifest = self._resume(manifest)
         self.manifest = manifest
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"out must be a folder that can be written; {self.folder} cannot be made "
+                            f"({error.strerror or error})", param="out") from None
         if not self.done:
             self._write_manifest()
 

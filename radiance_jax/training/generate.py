@@ -45,8 +45,8 @@ class AnswersConfig(EngineConfig):
     max_num_seqs: int = setting(int, 256, "answers under way together", MEMORY, low=1, high=4096, flags=("--sequences",))
     max_model_len: int = setting(int, 1024, "longest prompt plus answer, in tokens, at most the model's; prompts that leave no "
                                  "room for an answer are left out", MODEL, low=2)
-    num_speculative_tokens: int = setting(int, 0, "draft tokens verified at once; with many answers under way none pay", SPEC,
-                                          low=0, high=0)
+    num_speculative_tokens: int | str = setting(int, 0, "draft tokens verified at once; with many answers under way none pay, so "
+                                                "auto is 0 too", SPEC, low=0, high=0, word="auto")
     out: str | None = setting(str, None, "folder of answers to make, or to go on with; must be given", DATA)
     sources: str | None = setting(str, None, "folder of prompt sources (default: the prompts in the package)", DATA)
     prompts: str | None = setting(str, None, "JSON lines of your own instead, each with a prompt (default: none)", DATA)
@@ -70,7 +70,7 @@ class AnswersConfig(EngineConfig):
 
     def engine(self) -> dict[str, Any]:
         """The engine's part. Half the rows of a step are for prompts, so that answers that end are soon replaced."""
-        values = {item.name: getattr(self, item.name) for item in fields(EngineConfig)}
+        values = {item.name: getattr(self, item.name) for item in fields(EngineConfig)} | {"num_speculative_tokens": 0}
         if values["max_num_batched_tokens"] is None and self.max_num_seqs >= 32:
             values["max_num_batched_tokens"] = 2 * self.max_num_seqs
         return values

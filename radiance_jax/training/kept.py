@@ -31,8 +31,8 @@ class Kept:
     start: Any
 
     def states(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """What `target.states` says of the batch: taps [B, T, n, D], last states [B, T, D]. Behind an answer's end its last token's
-        are repeated."""
+        """What `target.states` says of the batch: taps [B, T, n, D], last states [B, T, D]. Behind an answer's end its last
+        token's are repeated."""
         inside = jnp.minimum(jnp.arange(batch.tokens.shape[1]), jnp.maximum(batch.length - 1, 0)[:, None])
         found = self.rows[self.start[batch.index][:, None] + inside]
         return found[:, :, :-1], found[:, :, -1]
@@ -89,7 +89,8 @@ def _check(kept: Kept, params: Any, target: Target, batch: Batch) -> None:
         live = (jnp.arange(batch.tokens.shape[1]) < batch.length[:, None])[..., None]
         taps, last = target_.states(params, target, batch.tokens)
         kept_taps, kept_last = kept.states(batch)
-        off = [jnp.where(live[..., None], jnp.abs(taps - kept_taps), 0).max(), jnp.where(live, jnp.abs(last - kept_last), 0).max()]
+        off = [jnp.where(live[..., None], jnp.abs(taps - kept_taps), 0).max(),
+               jnp.where(live, jnp.abs(last - kept_last), 0).max()]
         scale = jnp.where(live[..., None], jnp.abs(taps), 0).max()
         return jnp.stack([*off, scale]).astype(jnp.float32)
 

@@ -9,6 +9,7 @@
 """
 
 import json
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -50,14 +51,32 @@ def prepare(config: TrainConfig, resume: bool) -> Path:
     if resume:
         if not held.exists():
             raise UserError(f"--resume needs a run to go on with; {out} holds none", param="resume")
-        check_resumed(json.loads(held.read_text()), config, str(out))
+        check_resumed(_configuration(held), config, str(out))
     elif held.exists():
         raise UserError(f"out must be a folder without a run; {out} holds one. Go on with it by --resume, or give another "
                         "folder.", param="out")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out must be a folder that can be written; {out} cannot be made ({error.strerror or error})",
+                        param="out") from None
     if jax.process_index() == 0:
-        held.write_text(json.dumps(config.values(), indent=1) + "\n")
+        part = held.with_name(f".{CONFIG}")
+        part.write_text(json.dumps(config.values(), indent=1) + "\n")
+        os.replace(part, held)
     return out
+
+
+def _configuration(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} must be the configuration of a run; it cannot be read ({error}). Start a new run in another "
+                        "folder.", param="resume") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} must be the configuration of a run, a JSON object; got {type(found).__name__}. Start a new run in "
+                        "another folder.", param="resume")
+    return found
 
 
 @dataclass(kw_only=True)

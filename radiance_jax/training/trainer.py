@@ -109,7 +109,8 @@ class Trainer:
         if kept:
             began = time.monotonic()
             kept = kept_.fill(rows, params, described, mesh, kept, config.batch)
-            log(f"states: {kept.rows.shape[0]} tokens, {kept.rows.nbytes / 2**30:.1f} GiB, kept in {time.monotonic() - began:.1f} s")
+            log(f"states: {kept.rows.shape[0]} tokens, {kept.rows.nbytes / 2**30:.1f} GiB, kept in "
+                f"{time.monotonic() - began:.1f} s")
         return cls(subject=subject, programs=programs, mesh=mesh, target_params=params, kept=kept, rows=rows,
                    held_out=Padded(answers["held_out"], look, config.length), shardings=shardings, compiled_step=step,
                    compiled_matches=matches)

@@ -56,3 +56,24 @@ def test_without_a_name_it_describes_the_default_model_in_the_cache(hf_folder, t
 def test_an_error_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "nothing")]) == 2
     assert capsys.readouterr().err.startswith("error: a model must be")
+
+
+def test_verify_finds_a_damaged_weight_that_the_header_does_not_show(hf_folder, tmp_path, capsys):
+    rad = convert(hf_folder(), tmp_path / "m.rad").path
+    assert main([str(rad), "--verify", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["format"] == "rad" and "as their checksums say" in said.err
+    info = open_model(rad).tensors["model.layers.1.mlp.up_proj.weight"]
+    raw = bytearray(rad.read_bytes())
+    raw[info.start + 5] ^= 1
+    rad.write_bytes(raw)
+    assert main([str(rad)]) == 0
+    capsys.readouterr()
+    assert main([str(rad), "--verify"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "damaged: model.layers.1.mlp.up_proj.weight. Convert or copy" in said.err
+
+
+def test_verify_needs_a_file_with_checksums(hf_folder, capsys):
+    assert main([str(hf_folder()), "--verify"]) == 2
+    assert "--verify needs a .rad file" in capsys.readouterr().err

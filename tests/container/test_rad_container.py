@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from radiance_jax.container import rad_writer
 from radiance_jax.container.conversion import convert
-from radiance_jax.container.rad import open_rad
+from radiance_jax.container.rad import NO_SUM, SUM_FIELD, checksum, open_rad, unsummed
 from radiance_jax.container.rad_writer import RadWriter
 from radiance_jax.container.safetensors_file import open_safetensors
 from radiance_jax.errors import ModelError, UserError
@@ -202,3 +202,23 @@ def test_names_of_any_alphabet_and_empty_files_survive(tmp_path):
     file = open_safetensors(tmp_path / "m.rad")
     assert file.read("file/имя \"x\".json").tobytes() == "é".encode()
     assert file.read("file/empty").shape == (0,)
+
+
+@pytest.mark.parametrize("hashes", [5, ["a"], {"config.json": 7}])
+def test_a_header_whose_checksum_is_right_and_whose_hashes_are_none(rad, hashes):
+    header, data = header_of(rad)
+    header["__metadata__"] |= {"source": json.dumps({"sha256": hashes}), "header_checksum": NO_SUM}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.replace(SUM_FIELD + NO_SUM.encode(), SUM_FIELD + checksum(unsummed(text)).encode())
+    with pytest.raises(ModelError, match="'source' must give sha256") as caught:
+        open_rad(with_header(rad, None, data, text=text))
+    assert caught.value.param == "source"
+
+
+def test_a_name_twice_among_many_is_found_at_once(tmp_path):
+    names = [f"n{i}" for i in range(30_000)]
+    text = "{" + ",".join(f'"{name}":{{}}' for name in [*names, names[-1]]) + "}"
+    started = time.monotonic()
+    with pytest.raises(ModelError, match="'n29999' comes twice"):
+        open_safetensors(with_header(tmp_path / "twice.safetensors", None, b"", text=text.encode()))
+    assert time.monotonic() - started < 2

@@ -1,6 +1,7 @@
 """Whatever is sent, the answer is 200 or a refusal in OpenAI's shape, never a 500."""
 
 import json
+import time
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -75,3 +76,10 @@ def test_long_hostile_lists_are_refused_quickly(server):
         assert response.status_code == 400
     response = server.http.post("/v1/completions", json={f"k{i}": i for i in range(200_000)}, timeout=5)
     assert response.status_code == 400
+
+
+def test_a_name_of_megabytes_is_not_compared_with_those_that_exist(server):
+    started = time.monotonic()
+    for body in ({"x" * 7_000_000: 1}, {"speculative": {"x" * 7_000_000: 1}}):
+        assert server.http.post("/v1/completions", json={"prompt": "a"} | body).status_code == 400
+    assert time.monotonic() - started < 1.5

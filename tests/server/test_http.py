@@ -12,6 +12,7 @@ def refusal(response, status: int = 400) -> dict:
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert error["code"] is None or isinstance(error["code"], str), error
     return error
 
 
@@ -39,7 +40,8 @@ def test_bodies_that_are_not_plain_json_are_refused(server, raw):
     ("top_p", 1.1), ("min_p", -0.1), ("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0),
     ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"1": "5"}), ("logit_bias", {"-1": 5}),
     ("logit_bias", {str(k): 1 for k in range(600)}), ("seed", 2**70), ("seed", "1"), ("stop", ""), ("stop", [1]),
-    ("stop", {"a": 1}), ("stop_token_ids", list(range(20))), ("stop_token_ids", ["a"]), ("logprobs", 21),
+    ("stop", {"a": 1}), ("stop", ["a", ""]), ("stop", [str(k) for k in range(65)]),
+    ("stop_token_ids", list(range(20))), ("stop_token_ids", ["a"]), ("logprobs", 21),
     ("logprobs", True), ("min_tokens", 17), ("best_of", 3), ("suffix", "x"), ("stream", 1), ("speculative", True),
     ("speculative", {"enabled": 1}), ("speculative.n_max", -1), ("response_format", {"type": "json_object"})])
 def test_wrong_values_are_refused_by_name(server, field, value):
@@ -93,6 +95,7 @@ def test_a_body_over_the_limit_is_413(server):
 
 def test_unknown_paths_and_methods_have_openai_errors(server):
     refusal(server.http.get("/v1/nothing"), 404)
+    assert "POST" in server.http.get(CHAT).headers["allow"]
     refusal(server.http.get(CHAT), 405)
     refusal(server.http.get("/v1/models/other"), 404)
 
@@ -162,3 +165,33 @@ def test_token_ids_come_when_asked_for(server, path, prompt):
     body = {"prompt": "ab", "max_tokens": 0, "echo": True, "return_token_ids": True}
     silent = server.http.post(TEXT, json=body).json()
     assert silent["choices"][0]["token_ids"] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_alone_costs_no_completion_tokens(server, stream):
+    body = {"prompt": ["ab", "abc"], "max_tokens": 0, "echo": True, "stream": stream}
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    response = server.http.post(TEXT, json=body)
+    answer = json.loads(response.text.split("\n\n")[-3][6:]) if stream else response.json()
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 0, 5)
+
+
+def test_a_prompt_alone_that_was_cut_off_says_so():
+    from radiance_jax.server.answer import Answer
+    from radiance_jax.server.completions import CompletionShape
+    from radiance_jax.server.prompts import Prompt
+    shape = CompletionShape(None, [Prompt((97,), "a")], 1, logprobs=False, echo=True, prompt_only=True)
+    ended = [shape.choice(0, Answer(finish_reason=reason))["finish_reason"] for reason in ("stop", "length", "abort")]
+    assert ended == ["length", "length", "abort"]
+
+
+def test_as_many_stop_strings_as_may_be_are_taken(server):
+    body = {"prompt": "a", "max_tokens": 9, "stop": [f"-{k}-" for k in range(63)] + ["quick"] * 9}
+    assert server.http.post(TEXT, json=body).json()["choices"][0]["text"] == "the "
+
+
+def test_a_refusal_does_not_send_the_request_back(server):
+    for field, value in (("stop_token_ids", list(range(100_000))), ("response_format", {"type": "x" * 100_000}),
+                         ("stop", ["a" * 100_000, ""])):
+        assert len(refusal(server.http.post(TEXT, json={"prompt": "a"} | {field: value}))["message"]) <= 600

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import threading
 import time
 
 import httpx
@@ -126,3 +127,56 @@ def test_a_taken_port_is_said_before_anything_is_loaded(server):
     from radiance_jax.server.run import open_socket
     with pytest.raises(UserError, match="cannot listen on 127.0.0.1"):
         open_socket("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+
+
+def test_a_host_that_can_have_no_such_name_is_the_users_error():
+    from radiance_jax.errors import UserError
+    from radiance_jax.server.run import open_socket
+    with pytest.raises(UserError, match="choose another --host"):
+        open_socket("a" * 70, 0)
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_before_the_loop_runs_is_not_lost(monkeypatch):
+    """Between the line that says `listening` and uvicorn's own handlers the loader already imports, so this is no short time."""
+    from fake_engine import FakeEngine
+
+    from radiance_jax.config import ServeConfig
+    from radiance_jax.server import run
+    whole, lost = run.Server.run, []
+
+    def early(server, sockets):
+        def give_up() -> None:
+            lost.append(True)
+            server.should_exit = True
+
+        signal.raise_signal(signal.SIGTERM)
+        watchdog = threading.Timer(5, give_up)
+        watchdog.start()
+        whole(server, sockets)
+        watchdog.cancel()
+
+    monkeypatch.setattr(run.Server, "run", early)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        run.serve(ServeConfig(port=0), FakeEngine, lambda line: None)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert not lost
+
+
+def test_an_engine_that_has_failed_takes_nothing_more_and_is_not_called_full():
+    from fake_engine import FakeEngine
+    from starlette.testclient import TestClient
+
+    from radiance_jax.config import ServeConfig
+    from radiance_jax.server.app import build_app
+    from radiance_jax.server.state import ServerState
+    engine = FakeEngine()
+    http = TestClient(build_app(ServerState(ServeConfig(), engine)))
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    assert http.post("/v1/chat/completions", json=chat).status_code == http.get("/health").status_code == 200
+    engine.close()
+    for response in (http.post(TEXT, json=LONG), http.post("/v1/chat/completions", json=chat), http.get("/health")):
+        assert response.status_code == 503 and response.json()["error"]["code"] == "unhealthy"

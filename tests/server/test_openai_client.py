@@ -1,5 +1,7 @@
 """The `openai` package, unchanged, against the server."""
 
+import json
+
 import openai
 import pytest
 
@@ -135,3 +137,33 @@ def test_errors_have_openai_classes_params_and_codes(client):
 def test_models_are_listed(client):
     assert [model.id for model in client.models.list()] == ["fake"]
     assert client.models.retrieve("fake").max_model_len == 512
+
+
+def strictly(kind, value: dict) -> None:
+    """By the client's own types, without its leniency: names and types as they are declared."""
+    kind.model_validate_json(json.dumps(value), strict=True)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("told", [True, False])
+def test_bodies_hold_what_the_clients_types_declare(server, n, told):
+    """But for two nulls that its types leave out and the API sends: the first logprob of an echo, the reason of a text that
+    goes on."""
+    from openai.types import Completion, Model
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    chat = {"messages": HELLO, "max_tokens": 4, "n": n, "stop": ["zzz"]} | ({"logprobs": True, "top_logprobs": 2} if told else {})
+    text = {"prompt": ["ab", [97]], "max_tokens": 4, "n": n} | ({"logprobs": 2} if told else {})
+    strictly(ChatCompletion, server.http.post("/v1/chat/completions", json=chat).json())
+    strictly(Completion, server.http.post("/v1/completions", json=text).json())
+    chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    for line in server.http.post("/v1/chat/completions", json=chat).text.split("\n\n")[:-2]:
+        strictly(ChatCompletionChunk, json.loads(line.removeprefix("data: ")))
+    strictly(Model, server.http.get("/v1/models/fake").json())
+
+
+def test_errors_hold_what_the_clients_types_declare(server):
+    from openai.types.shared import ErrorObject
+    for wrong in ({"messages": []}, {"model": "other"}, {"n": "x"}, {"max_tokens": 10**6}):
+        strictly(ErrorObject, server.http.post("/v1/chat/completions", json={"messages": HELLO} | wrong).json()["error"])
+    for path in ("/nothing", "/v1/chat/completions"):
+        strictly(ErrorObject, server.http.get(path).json()["error"])

@@ -113,3 +113,11 @@ def test_generate_says_what_is_wrong_in_one_line(engine, capsys, arguments, says
 def test_serve_refuses_before_it_listens(engine, capsys):
     assert serve.main(["--port", "99999"]) == 2
     assert "port must be a whole number from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_model_without_a_chat_template_is_said_to_have_none(engine, capsys):
+    engine.chat = None
+    assert generate.main(["--chat", "hi"]) == 2
+    assert "this model has none; use --prompt, or give one by --chat-template" in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(UserError, match="has none; use generate"):
+        LLM().chat([{"role": "user", "content": "x"}])

@@ -72,6 +72,7 @@ def test_a_device_that_breaks_ends_streams_with_an_error_and_health_with_503(lau
     assert health.status_code == 503 and health.json()["error"]["code"] == "unhealthy"
     refused = server.http.post(TEXT, json=LONG)
     assert refused.status_code == 503 and "stopped" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["code"] == "unhealthy"
     assert server.http.get("/metrics").status_code == 200
     server.wait_line("the engine failed; every answer under way ends with an error")
     server.process.send_signal(signal.SIGTERM)

@@ -67,6 +67,9 @@ def test_blocks_are_trimmed_and_helpers_are_there():
     ([user([{"type": "image_url", "image_url": {}}])], "only text parts.*image_url"),
     ([user("x"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "valid JSON"),
     ([user("x"), {"role": "assistant", "tool_calls": [7]}], "function and its name"),
+    ([user("x"), {"role": "assistant", "tool_calls": 7}], "tool_calls must be a list; got int"),
+    ([user("x"), {"role": "assistant", "tool_calls": True}], "tool_calls must be a list; got bool"),
+    ([user("x"), {"role": "assistant", "tool_calls": {"function": {}}}], "tool_calls must be a list; got dict"),
     ([user("bad")], "refused these messages: roles must alternate"),
     ([user("deep")], "refused these messages"),
 ])
@@ -108,6 +111,8 @@ def test_the_template_is_found_where_models_keep_it():
     assert ChatTemplate.from_model(Files(), tokenizer).render([user("a")]) == "in config"
     tokenizer.config["chat_template"] = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert ChatTemplate.from_model(Files(), tokenizer).render([user("a")]) == "d"
+    tokenizer.config["chat_template"] = [{"name": ["odd"], "template": "t"}, {"template": "t"}]
+    assert ChatTemplate.from_model(Files(), tokenizer) is None
 
 
 def test_a_template_that_does_not_compile_is_the_models_error():

@@ -225,6 +225,7 @@ def test_wrong_options_say_what_to_do(tmp_path):
     assert generate.main([]) == 2
     assert AnswersConfig(out="x").engine()["max_num_batched_tokens"] == 512
     assert AnswersConfig(out="x", max_num_seqs=4).engine()["max_num_batched_tokens"] is None
+    assert AnswersConfig(out="x", num_speculative_tokens="auto").engine()["num_speculative_tokens"] == 0
 
 
 def test_the_command_makes_what_the_model_answers(tmp_path, monkeypatch):

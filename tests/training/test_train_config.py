@@ -1,12 +1,15 @@
 """What a run may be asked for: every wrong wish is refused by the name of its key."""
 
+from dataclasses import fields
+
 import pytest
 
+from radiance_jax import train
 from radiance_jax.errors import UserError
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.draft.registry import read_drafter
 from radiance_jax.training import parameters
-from radiance_jax.training.config import OBJECTIVES, TrainConfig, check_resumed, read_config
+from radiance_jax.training.config import OBJECTIVES, USED_BY, TrainConfig, check_resumed, read_config
 from radiance_jax.training.description import default_taps, describe
 from radiance_jax.training.objectives import KINDS
 from tests import tiny_model
@@ -74,3 +77,41 @@ def test_a_drafter_that_does_not_fit_its_target_is_refused():
 
 def test_every_objective_that_can_be_asked_for_is_there():
     assert KINDS.keys() == OBJECTIVES.keys()
+
+
+def test_a_file_with_a_key_twice_or_a_date_that_is_none_is_refused(tmp_path):
+    file = tmp_path / "run.yaml"
+    for text, must in (("data: a\nsteps: 5\nsteps: 6\n", "'steps' is given twice"), ("data: 2024-13-45\n", "not valid YAML")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=must):
+            read_config(file)
+    file.write_text("data: a\nsteps: 5\n")
+    with pytest.raises(UserError, match="the value of --set out=2024-13-45 is not valid YAML"):
+        read_config(file, ["out=2024-13-45"])
+
+
+def test_a_run_of_another_version_is_not_gone_on_with():
+    now = TrainConfig(**LEAST)
+    for name, value in (("colour", "red"), ("family", "eagle"), ("batch", "many")):
+        with pytest.raises(UserError, match="configuration that this version does not take.*" + name):
+            check_resumed(now.values() | {name: value}, now, "out")
+
+
+def test_keys_of_another_family_are_not_dropped_silently(tmp_path, capsys):
+    assert TrainConfig(**LEAST, family="dspark", markov="gated", rank=8, ce_weight=0.3).unused() == []
+    assert TrainConfig(**LEAST, family="dflash", objective="dpace", smoothing=0.2).unused() == []
+    unused = TrainConfig(**LEAST, family="dflash", markov="gated", rank=8, smoothing=0.2).unused()
+    assert unused == ["rank", "markov", "smoothing"]
+    file = tmp_path / "run.yaml"
+    file.write_text("data: a\nsteps: 5\nfamily: dflash2\nce-weight: 0.5\nmodel: nowhere.rad\n")
+    assert train.main([str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "keys that dflash2 with the objective dflash2 does not use: ce_weight" in said and "nowhere.rad" in said
+
+
+def test_every_key_of_one_family_alone_says_so_in_its_help():
+    named = {"DFlash2": "dflash2", "DSpark": "dspark", "D-PACE": "dpace"}
+    for item in fields(TrainConfig):
+        who, colon, _ = item.metadata["setting"].help.partition(":")
+        if colon and who in named:
+            assert named[who] in USED_BY[item.name], item.name
