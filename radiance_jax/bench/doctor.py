@@ -133,7 +133,7 @@ def examine(config: DoctorConfig, argv: Sequence[str], started: float) -> dict[s
     from radiance_jax.bench.spec_modes import model_of
     from radiance_jax.container import draft_facts
     from radiance_jax.container.drafter import check_fits, drafter_of
-    from radiance_jax.engine.build import DTYPES, choose
+    from radiance_jax.engine.choices import DTYPES, choose
     from radiance_jax.engine.request import SamplingParams
     from radiance_jax.models.config import parse_config
     from radiance_jax.text.chat import ChatTemplate, read_template

@@ -14,7 +14,7 @@ from radiance_jax.bench.config import numbers
 from radiance_jax.bench.drafter_shapes import TARGET_8B, target_of
 from radiance_jax.bench.tile import sequence_of
 from radiance_jax.engine import drafting
-from radiance_jax.engine.build import CPU_TILES, DTYPES
+from radiance_jax.engine.choices import CPU_TILES, DTYPES
 from radiance_jax.engine.device import Device
 from radiance_jax.engine.drafting import CPU_SLOT_TILES, Drafting
 from radiance_jax.engine.memory import rank_bytes

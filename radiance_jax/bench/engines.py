@@ -14,7 +14,7 @@ from radiance_jax.bench.record import log
 from radiance_jax.config import EngineConfig
 from radiance_jax.container.default_model import model_file
 from radiance_jax.container.source import open_model
-from radiance_jax.engine.build import choose
+from radiance_jax.engine.choices import choose
 from radiance_jax.engine.engine import Engine
 from radiance_jax.errors import UserError
 from radiance_jax.models.config import parse_config

@@ -20,7 +20,7 @@ from radiance_jax.bench.exactness_asks import Ask, OutOfTime, Told, check, diffe
 from radiance_jax.bench.exactness_parts import share
 from radiance_jax.bench.exactness_run import Run
 from radiance_jax.bench.record import log
-from radiance_jax.engine.build import choose
+from radiance_jax.engine.choices import choose
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Plan

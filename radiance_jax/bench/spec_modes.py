@@ -22,7 +22,7 @@ from radiance_jax.config import EngineConfig
 from radiance_jax.container.default_model import model_file
 from radiance_jax.container.drafter import DraftCheckpoint
 from radiance_jax.container.source import Source, open_model
-from radiance_jax.engine.build import choose
+from radiance_jax.engine.choices import choose
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.request import SamplingParams

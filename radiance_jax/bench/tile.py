@@ -70,7 +70,8 @@ def variants(config: TileConfig) -> list[tuple[str, EngineConfig]]:
 
 
 def measure(config: TileConfig, argv: Sequence[str]) -> dict[str, Any]:
-    from radiance_jax.engine.build import build, choose
+    from radiance_jax.engine.build import build
+    from radiance_jax.engine.choices import choose
 
     result = record.environment(PROG, argv, config)
     subjects = []

@@ -12,7 +12,7 @@ from radiance_jax.bench import measure as measuring
 from radiance_jax.bench import record, speed, speed_report, tile
 from radiance_jax.bench.config import TileConfig
 from radiance_jax.bench.figures import Answer, Pass
-from radiance_jax.engine.build import CPU_TILES
+from radiance_jax.engine.choices import CPU_TILES
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
 from tests import tiny_model
 

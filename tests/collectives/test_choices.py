@@ -3,7 +3,7 @@
 import pytest
 
 from radiance_jax.config import EngineConfig
-from radiance_jax.engine.build import choose
+from radiance_jax.engine.choices import choose
 from radiance_jax.errors import UserError
 from radiance_jax.mesh import make_mesh, one_host, with_remote
 from radiance_jax.wire import EXACT, Wire

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from radiance_jax.engine.build import CPU_TILES
+from radiance_jax.engine.choices import CPU_TILES
 from radiance_jax.engine.check import heights_agree
 from radiance_jax.models.layers import rms_norm
 from radiance_jax.models.rows import Tiles, rows_computed

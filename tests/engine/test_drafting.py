@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec
 
 from radiance_jax.config import EngineConfig
 from radiance_jax.engine import drafting
-from radiance_jax.engine.build import build, choose, drafting_lines
+from radiance_jax.engine.build import build
+from radiance_jax.engine.choices import choose, drafting_lines
 from radiance_jax.engine.drafting import CPU_SLOT_TILES, Drafting
 from radiance_jax.engine.hooks import Hooks
 from radiance_jax.engine.noise import gumbel, gumbel_at

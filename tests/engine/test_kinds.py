@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from radiance_jax.config import EngineConfig
-from radiance_jax.engine.build import choose, largest_step, without_exactness
+from radiance_jax.engine.choices import choose, largest_step, without_exactness
 from radiance_jax.engine.check import programs_agree
 from radiance_jax.engine.kernels import kernels_for, model_obstacle, segments_of
 from radiance_jax.engine.kinds import FULL, GREEDY, KINDS, PLAIN, Need, draw_steps, kind_of, need_of, row_steps

@@ -46,7 +46,7 @@ def start(config):
         record = Harness(engine).ask((3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1), **ASKED).record()
     finally:
         engine.close()
-    line = next(line for line in said if line.startswith("programs:"))
+    line = next(line for line in said if "kept from before" in line)
     return int(line.split(" of them kept from before")[0].split()[-1]), len(lowered), record
 
 

@@ -9,7 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from radiance_jax.config import EngineConfig
 from radiance_jax.container.source import open_model
-from radiance_jax.engine.build import CPU_TILES
+from radiance_jax.engine.choices import CPU_TILES
 from radiance_jax.engine.device import Device
 from radiance_jax.engine.draft_programs import DraftPrograms, lower_observe, lower_propose
 from radiance_jax.engine.drafting import Drafting

@@ -18,7 +18,8 @@ import numpy as np
 from radiance_jax.bench import forced
 from radiance_jax.config import EngineConfig
 from radiance_jax.container.source import open_model
-from radiance_jax.engine.build import DTYPES, Built, build
+from radiance_jax.engine.build import Built, build
+from radiance_jax.engine.choices import DTYPES
 from radiance_jax.engine.compile import CompileGuard
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.hooks import Hooks

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from radiance_jax.engine.build import DTYPES
+from radiance_jax.engine.choices import DTYPES
 from radiance_jax.engine.hooks import Hooks
 from radiance_jax.mesh import make_mesh
 from radiance_jax.models.draft import registry

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from radiance_jax.engine.build import CPU_HEAD_TILE, CPU_ONE_TILE, CPU_TILES
+from radiance_jax.engine.choices import CPU_HEAD_TILE, CPU_ONE_TILE, CPU_TILES
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.layers import product
 from radiance_jax.models.llama import param_specs
