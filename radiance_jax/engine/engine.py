@@ -168,7 +168,7 @@ class Engine:
         elif slot[EMITTED]:
             deferred = self._planner.verified(
                 sequence.id, tokens, entry.depths, self._cap(sequence, entry.cap), slot[DRAFTS],
-                min(slot[ACCEPTED], slot[EMITTED]), neural=slot[PROPOSER] == NEURAL)
+                min(slot[ACCEPTED], slot[EMITTED]), neural=slot[PROPOSER] == NEURAL, judged=slot[EMITTED])
             sequence.stats.num_deferred_proposals += deferred
 
     def _run(self) -> None:
