@@ -224,9 +224,9 @@ class Engine:
             self._scheduler.settle(entry)
             if entry.sequence.finished:
                 continue
-            ended = self._reader.apply(entry, results, top_ids, tops)
+            news = self._reader.apply(entry, results, top_ids, tops)
             self._learn(entry, results)
-            if ended:
+            if news is not None and self._reader.deliver(entry.sequence, news):
                 self._forget(entry.sequence)
         prompts = sum(entry.chunk for entry in pending.plan.entries if entry.mode == PREFILL)
         rows = pending.rows if self._tiles is None else live
