@@ -187,11 +187,12 @@ class Engine:
 
     def _loop(self) -> None:
         flying: deque[Pending] = deque()
-        sent_at = 0.0
+        read_at = 0.0
         while True:
             with self._news:
                 while not (self._inbox or flying or self._closing or not self._scheduler.idle()):
                     self._news.wait()
+                    read_at = 0.0  # nobody asked for anything: the device does not wait for the host
                 orders, closing = list(self._inbox), self._closing
                 self._inbox.clear()
             for order in orders:
@@ -205,14 +206,15 @@ class Engine:
             if plan.entries:
                 flying.append(self._device.send(plan))
             if flying and (len(flying) > 1 or not plan.entries):
-                sent_at = self._read(flying.popleft(), sent_at)
+                read_at = self._read(flying.popleft(), read_at)
             self._update_gauges()
             self._guard.check()
             if closing and not flying:
                 return
 
     def _read(self, pending: Pending, last: float) -> float:
-        """Reads the oldest step in flight. Returns the time it was there, from which the next one is clocked."""
+        """Reads the oldest step in flight. Returns the time it was there, from which the next one is clocked; `last` is that
+        of the step before, 0 if the engine was idle since."""
         begun = max(last, pending.sent_at)
         results, top_ids, tops = self._device.read(pending)
         now = time.monotonic()

@@ -129,6 +129,17 @@ def test_gaps_are_between_deliveries_and_steps_are_counted_by_the_rows_they_comp
     assert set(rows) <= possible and len([each for each in rows if rows[each]]) > 1
 
 
+def test_an_engine_that_nobody_asks_does_not_keep_the_device_waiting(harness):
+    one = harness()
+    one.ask(prompt(6), **GREEDY)
+    until(lambda: pages_in_use(one.engine) == 0)
+    before = one.engine.stats().host_gap_seconds
+    time.sleep(0.5)
+    one.ask(prompt(6), **GREEDY)
+    until(lambda: one.engine.stats().running == 0)
+    assert one.engine.stats().host_gap_seconds - before < 0.4
+
+
 def test_answers_without_a_seed_follow_the_order_they_came_in(config, tmp_path):
     """The stream of seeds starts at `seed`: the same requests in the same order give the same answers."""
     runs = []
