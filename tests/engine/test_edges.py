@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from radiance_jax.engine.request import SamplingParams
+from radiance_jax.errors import UserError
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
 from sampling_rows import KEEP, ROWS, SAMPLE, make_draw, make_logits
 
@@ -30,6 +31,16 @@ def test_zeros_of_either_sign_tie_at_an_edge():
     logits = np.full((ROWS, 64), -5.0, np.float32)
     logits[:, 3], logits[:, 4] = 0.0, -0.0
     assert np.isfinite(np.asarray(KEEP(logits, make_draw([dict(top_k=1)] * ROWS)))).sum(1).tolist() == [2] * ROWS
+
+
+@pytest.mark.parametrize(("field", "value"), (
+    ("temperature", 10**400), ("top_p", -(10**400)), ("min_p", float("nan")), ("presence_penalty", float("inf")),
+    ("logit_bias", ((3, 10**400),)), ("logit_bias", ((3, float("nan")),)), ("seed", 10**400), ("top_k", 10**400)),
+    ids=lambda value: value if isinstance(value, str) else "")
+def test_numbers_that_no_float_holds_are_refused_by_name(field, value):
+    with pytest.raises(UserError) as error:
+        SamplingParams(**{field: value})
+    assert error.value.param == field
 
 
 def one_decode_row(pages: int, block_pages: int, loop: bool) -> np.ndarray:
