@@ -1,7 +1,8 @@
 """Who takes part in the next step. Plans from counts one step old and never needs a token to plan.
 
 Decoding sequences come first, each with its anchor and the draft depths that the policy gives it; what is left of the row
-budget goes to prompts in order of arrival. When the pool runs dry the youngest sequence gives its pages back and is
+budget goes to prompts in order of arrival. Drafts leave a share of it to prompts that are under way: else a few sequences that
+draft deep would keep everybody else from beginning until they end. When the pool runs dry the youngest sequence gives its pages back and is
 computed again later, from its own tokens, to the same bits.
 """
 
@@ -14,6 +15,8 @@ from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
 from radiance_jax.spec import evidence
 from radiance_jax.spec.evidence import Depths
+
+PROMPT_SHARE = 8  # of the rows of a step, one in so many is kept from drafts while a prompt is being read
 
 # (decoding sequences and the most drafts each may verify, rows that prompts would fill) -> depths by level of evidence
 Choose = Callable[[list[tuple[Sequence, int]], int], list[Depths]]
@@ -107,14 +110,18 @@ class Scheduler:
         plan, before = Plan(), self.preemptions
         decoding = [s for s in self.running if not s.prefilling]
         budget = self.budget
-        fair = budget // max(len(decoding), 1) - 1  # so that every decoding sequence fits
+        begun = sum(s.target - s.planned for s in self.running if s.prefilling)
+        kept = min(begun, max(budget // PROMPT_SHARE, 1))
+        fair = (budget - kept) // max(len(decoding), 1) - 1  # so that every decoding sequence fits
         wants = [(s, max(min(self.capacity.depth, s.room() - 1, fair), 0)) for s in decoding if s.room() > 0]
         chosen = self._choose(wants, min(self._prompt_rows(), max(budget - len(wants), 0)))
         for (sequence, cap), depths in zip(wants, chosen, strict=True):
             if sequence.slot is None or budget <= 0:
                 continue  # preempted just now
-            depth = min(max(depths), cap)
-            if self._grow(sequence, len(sequence.tokens) + sequence.pending + depth, plan):
+            tokens = len(sequence.tokens) + sequence.pending
+            depth = min(max(depths), cap, self._drafts_that_fit(sequence, tokens))
+            depths = tuple(min(each, depth) for each in depths)
+            if self._grow(sequence, tokens + depth, plan):
                 budget -= 1 + depth
                 self._enter(plan, Entry(sequence, sequence.slot, DECODE, depth=depth, depths=depths, cap=cap), pending=1 + depth)
         if self.preemptions == before:
@@ -146,6 +153,10 @@ class Scheduler:
         sequence.steps_in_flight -= 1
         sequence.pending -= (1 + entry.depth) if entry.mode == DECODE else int(entry.last)
         sequence.certain -= int(entry.draws)
+
+    def _drafts_that_fit(self, sequence: Sequence, tokens: int) -> int:
+        """Behind so many tokens, on pages that are its own or free: nobody is sent away for a guess."""
+        return max((len(sequence.pages) + self.pool.free) * self.capacity.page_size - tokens, 0)
 
     def _grow(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
         """Pages for `tokens` positions, at the cost of the youngest sequence if need be. False: it was the youngest."""
