@@ -62,9 +62,10 @@ class Reader:
             finish_reason=reason, stop_reason=stop_reason, stats=sequence.stats if reason else None)
 
     def end(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
-        """Closes a sequence from outside (abort, error)."""
+        """Closes a sequence from outside (abort, error). One that is aborted gets the text of all tokens it was told."""
         if not sequence.finished:
-            self.deliver(sequence, Delta(finish_reason=reason, error=error, stats=sequence.stats))
+            text = sequence.stream.finish() if reason == "abort" else ""
+            self.deliver(sequence, Delta(text=text, finish_reason=reason, error=error, stats=sequence.stats))
 
     def deliver(self, sequence: Sequence, delta: Delta) -> bool:
         """Whether the sequence has ended. Nothing may be counted in its statistics behind its last news."""
