@@ -9,6 +9,7 @@ computed again later, from its own tokens, to the same bits.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from radiance_jax.engine.pages import PagePool
 from radiance_jax.engine.sequence import Sequence
@@ -137,9 +138,13 @@ class Scheduler:
         return plan
 
     def _prompt_rows(self) -> int:
-        """Rows of prompts still to be computed, of those that sit in a slot or may get one."""
-        here = sum(s.target - s.planned for s in self.running if s.prefilling)
-        return here + sum(len(s.tokens) for s in list(self.waiting)[:len(self.free_slots)])
+        """Rows of prompts still to be computed, of those that sit in a slot or are about to get one."""
+        rows, taken, running = sum(s.target - s.planned for s in self.running if s.prefilling), 0, len(self.running)
+        for number, sequence in enumerate(islice(self.waiting, len(self.free_slots))):
+            if not self._admissible(sequence, taken, running + number):
+                break
+            rows, taken = rows + len(sequence.tokens), taken + self._pages_to_begin(sequence)
+        return rows
 
     def _enter(self, plan: Plan, entry: Entry, pending: int) -> None:
         plan.entries.append(entry)
@@ -182,17 +187,24 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(sequence)
 
+    def _pages_to_begin(self, sequence: Sequence) -> int:
+        """For the whole prompt and one token more."""
+        return -(-min(len(sequence.tokens) + 1, sequence.limit) // self.capacity.page_size)
+
+    def _admissible(self, sequence: Sequence, taken: int, running: int) -> bool:
+        """Whether there are pages for it, `taken` of those that are free now being gone, and one to spare for each of
+        `running` sequences, so that it is not sent away again at once."""
+        if sequence.steps_in_flight:  # preempted a moment ago: its last tokens are still to be read
+            return False
+        return self._pages_to_begin(sequence) + running <= self.pool.free - taken
+
     def _admit(self, plan: Plan) -> None:
-        """In order of arrival, as long as there is a slot and pages for the whole prompt and one token more."""
+        """In order of arrival, as long as there is a slot, and pages."""
         while self.waiting and self.free_slots:
             sequence = self.waiting[0]
-            if sequence.steps_in_flight:  # preempted a moment ago: its last tokens are still to be read
+            if not self._admissible(sequence, 0, len(self.running)):
                 return
-            need = -(-min(len(sequence.tokens) + 1, sequence.limit) // self.capacity.page_size)
-            spare = len(self.running)  # a page each, so that the newcomer is not sent away again at once
-            if need + spare > self.pool.free:
-                return
-            pages = self.pool.take(need)
+            pages = self.pool.take(self._pages_to_begin(sequence))
             assert pages is not None, "counted above"
             self.waiting.popleft()
             sequence.slot, sequence.pages = self.free_slots.pop(), pages

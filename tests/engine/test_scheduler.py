@@ -10,6 +10,7 @@ from radiance_jax.engine.pages import PagePool
 from radiance_jax.engine.scheduler import PROMPT_SHARE, Plan, Scheduler, always
 from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
+from radiance_jax.spec.evidence import alike
 from simulated_device import HOST_STOP, SimulatedDevice, answer, make_sequence
 
 EPISODES = 1200
@@ -222,6 +223,20 @@ def test_nobody_is_sent_away_for_a_draft():
     plan = scheduler.plan()
     assert [entry.depth for entry in plan.entries] == [6, 3] and scheduler.preemptions == 0
     assert [max(entry.depths) for entry in plan.entries] == [6, 3] and scheduler.pool.free == 0
+
+
+@pytest.mark.parametrize(("pages", "rows"), ((12, 0), (13, 8), (17, 8), (18, 20)))
+def test_drafts_are_priced_beside_the_prompts_that_will_be_read(pages, rows):
+    """Not beside those that wait for pages: a step that is thought dear anyway makes drafts look cheap."""
+    told = []
+    capacity = Capacity(slots=4, length=40, rows=40, pages=pages, page_size=4, depth=3)
+    scheduler = Scheduler(capacity, lambda wants, prompts: told.append(prompts) or [alike(0)] * len(wants))
+    scheduler.add(make_sequence(0, 28, 40))
+    scheduler.plan()
+    for number, prompt in ((1, 8), (2, 12)):
+        scheduler.add(make_sequence(number, prompt, 40))
+    plan = scheduler.plan()
+    assert told[-1] == rows == sum(entry.chunk for entry in plan.entries)
 
 
 def test_a_preempted_sequence_waits_until_its_last_tokens_are_read():
