@@ -1,5 +1,6 @@
 """Faults that were found by probing the engine, and must not come back."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -57,3 +58,21 @@ def one_decode_row(pages: int, block_pages: int, loop: bool) -> np.ndarray:
 def test_a_page_table_need_not_be_a_multiple_of_the_block(pages, block_pages, loop):
     whole = one_decode_row(pages, 1, True)
     np.testing.assert_allclose(one_decode_row(pages, block_pages, loop), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("page", (1, 2, 3))
+def test_a_rows_place_in_its_segment_changes_no_bit_in_pages_of_any_size(page):
+    """Nine query heads of three, as the tiny model has: the row at position 30 is read alone, and in every place of a segment."""
+    rng, width = np.random.default_rng(0), 32
+    cache = jnp.asarray(rng.normal(size=(1 + width, 2, 3, page, 16)).astype(np.float32))
+    queries = rng.normal(size=(width, 9, 16)).astype(np.float32)
+    shape, table = AttentionShape(height=4, block_pages=1, loop=True), jnp.arange(1, width + 1, dtype=jnp.int32)[None]
+    run = jax.jit(lambda q, segments: paged_attention(q, cache, table, segments, shape))
+    found = set()
+    for first in range(27, 31):
+        for count in range(31 - first, 5):
+            q = np.zeros((8, 9, 16), np.float32)
+            q[:min(count, width - first)] = queries[first:first + count]
+            segments = make_segments(jnp.array([0]), jnp.array([min(count, width - first)]), jnp.array([first]), 4, 3)
+            found.add(np.asarray(run(q, segments))[30 - first].tobytes())
+    assert len(found) == 1
