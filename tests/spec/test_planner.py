@@ -126,7 +126,8 @@ def test_what_lies_behind_the_end_of_an_answer_was_not_refused():
     for each, judged in ((one, 2), (other, None)):
         for _ in range(20):
             each.verified(0, [], (0, 0, 0, 7), 7, 7, 2, neural=True, judged=judged)
-    rates, guesses = (each._neural(each._track(0, 0), 0, 7).rates(NEURAL, 3) for each in (one, planner(replace(RULES, neural=True))))
+    new = planner(replace(RULES, neural=True))
+    rates, guesses = (each._neural(each._track(0, 0), 0, 7).rates(NEURAL, 3) for each in (one, new))
     assert rates[:2] > guesses[:2] and rates[2] == guesses[2]
     assert one.counts.reached == [20, 20, 0, 0, 0, 0, 0]
     assert other._neural(other._track(0, 0), 0, 7).rate(NEURAL, 2) < guesses[2] and other.counts.reached[2] == 20
