@@ -2,8 +2,8 @@
 
 Decoding sequences come first, each with its anchor and the draft depths that the policy gives it; what is left of the row
 budget goes to prompts in order of arrival. Drafts leave a share of it to prompts that are under way: else a few sequences that
-draft deep would keep everybody else from beginning until they end. When the pool runs dry the youngest sequence gives its pages back and is
-computed again later, from its own tokens, to the same bits.
+draft deep would keep everybody else from beginning until they end. When the pool runs dry the youngest sequence gives its
+pages back and is computed again later, from its own tokens, to the same bits.
 """
 
 from collections import deque
