@@ -169,7 +169,7 @@ class Engine:
         elif slot[EMITTED]:
             deferred = self._planner.verified(
                 sequence.id, tokens, entry.depths, self._cap(sequence, entry.cap), slot[DRAFTS],
-                min(slot[ACCEPTED], slot[EMITTED]), neural=slot[PROPOSER] == NEURAL)
+                min(slot[ACCEPTED], slot[EMITTED]), neural=slot[PROPOSER] == NEURAL, judged=slot[EMITTED])
             sequence.stats.num_deferred_proposals += deferred
 
     def _run(self) -> None:
@@ -188,11 +188,12 @@ class Engine:
 
     def _loop(self) -> None:
         flying: deque[Pending] = deque()
-        sent_at = 0.0
+        read_at = 0.0
         while True:
             with self._news:
                 while not (self._inbox or flying or self._closing or not self._scheduler.idle()):
                     self._news.wait()
+                    read_at = 0.0  # nobody asked for anything: the device does not wait for the host
                 orders, closing = list(self._inbox), self._closing
                 self._inbox.clear()
             for order in orders:
@@ -206,14 +207,15 @@ class Engine:
             if plan.entries:
                 flying.append(self._device.send(plan))
             if flying and (len(flying) > 1 or not plan.entries):
-                sent_at = self._read(flying.popleft(), sent_at)
+                read_at = self._read(flying.popleft(), read_at)
             self._update_gauges()
             self._guard.check()
             if closing and not flying:
                 return
 
     def _read(self, pending: Pending, last: float) -> float:
-        """Reads the oldest step in flight. Returns the time it was there, from which the next one is clocked."""
+        """Reads the oldest step in flight. Returns the time it was there, from which the next one is clocked; `last` is that
+        of the step before, 0 if the engine was idle since."""
         begun = max(last, pending.sent_at)
         results, top_ids, tops = self._device.read(pending)
         now = time.monotonic()
@@ -225,9 +227,9 @@ class Engine:
             self._scheduler.settle(entry)
             if entry.sequence.finished:
                 continue
-            ended = self._reader.apply(entry, results, top_ids, tops)
+            news = self._reader.apply(entry, results, top_ids, tops)
             self._learn(entry, results)
-            if ended:
+            if news is not None and self._reader.deliver(entry.sequence, news):
                 self._forget(entry.sequence)
         prompts = sum(entry.chunk for entry in pending.plan.entries if entry.mode == PREFILL)
         rows = pending.rows if self._tiles is None else live

@@ -4,7 +4,6 @@ A response is a pure function of (prompt ids, `SamplingParams`, seed); everythin
 either one of those three or an observation about how the answer was made.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -62,7 +61,7 @@ class SamplingParams:
         def real(name: str, low: float, high: float, must: str) -> None:
             value = getattr(self, name)
             ok = isinstance(value, (int, float)) and not isinstance(value, bool)
-            check(name, ok and math.isfinite(value) and low <= value <= high, must)
+            check(name, ok and low <= value <= high, must)  # so compared, NaN and whole numbers of any length are refused
 
         def whole(name: str, low: int, high: int, must: str, optional: bool = False) -> None:
             value = getattr(self, name)
@@ -94,7 +93,7 @@ class SamplingParams:
         check("stop_token_ids", isinstance(self.stop_token_ids, tuple) and len(self.stop_token_ids) <= MAX_STOP_TOKENS,
               f"at most {MAX_STOP_TOKENS} token ids")
         check("logit_bias", isinstance(self.logit_bias, tuple) and len(self.logit_bias) <= MAX_LOGIT_BIAS
-              and all(math.isfinite(b) and -100 <= b <= 100 for _, b in self.logit_bias),
+              and all(-100 <= b <= 100 for _, b in self.logit_bias),
               f"at most {MAX_LOGIT_BIAS} (token id, bias from -100 to 100) pairs")
 
 
@@ -111,8 +110,8 @@ class TokenLogprob:
 class RequestStats:
     """How one answer was made. Times are `time.monotonic()` seconds.
 
-    Identity kept by the engine: `sum(acceptance * (1 + index))` over the histogram, plus the token that
-    prefill emits, is `completion_tokens` unless the answer was cut inside an accepted run.
+    Identity kept by the engine: `num_decode_steps + num_accepted_draft_tokens`, plus the token that each prefill emits
+    (one more for each preemption behind it), is `completion_tokens` unless the answer was cut inside an accepted run.
     """
 
     prompt_tokens: int = 0

@@ -18,12 +18,13 @@ EMITTED, DRAFTS, ACCEPTED, PROPOSER = 1, 3, 4, 6  # columns of `Results.slots`
 
 
 class Reader:
-    """Applies the results of a step to its sequences. `apply` returns whether the sequence has ended."""
+    """Applies the results of a step to its sequences: `apply` puts the news of one together, `deliver` tells its listener."""
 
     def __init__(self, stats: EngineStats):
         self.stats = stats
 
-    def apply(self, entry: Entry, results: Results, top_ids: np.ndarray | None, tops: np.ndarray | None) -> bool:
+    def apply(self, entry: Entry, results: Results, top_ids: np.ndarray | None, tops: np.ndarray | None) -> Delta | None:
+        """The sequence with the step's tokens, and its news if there are any."""
         sequence = entry.sequence
         first, emitted, ended, drafts, accepted, length, proposer = results.slot_rows[entry.slot]
         assert not emitted or length == len(sequence.tokens) + emitted, "host and device disagree on a length"
@@ -35,7 +36,7 @@ class Reader:
         if entry.mode == PREFILL:
             self._prompt_logprobs(entry, first, logprob)
         if not emitted:
-            return False
+            return None
         tokens = results.tokens[first:first + emitted].tolist()
         if entry.mode != PREFILL:
             self._count_verify(sequence, drafts, min(accepted, emitted), PROPOSERS[proposer])
@@ -56,17 +57,18 @@ class Reader:
         sequence.tokens += tokens
         wanted = sequence.params.logprobs
         scores = () if wanted is None else tuple(logprob(first + i, token, wanted) for i, token in enumerate(tokens))
-        self._deliver(sequence, Delta(
+        return Delta(
             text=text, token_ids=tuple(tokens), logprobs=scores, prompt_logprobs=self._prompt_news(sequence),
-            finish_reason=reason, stop_reason=stop_reason, stats=sequence.stats if reason else None))
-        return sequence.finished
+            finish_reason=reason, stop_reason=stop_reason, stats=sequence.stats if reason else None)
 
     def end(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
-        """Closes a sequence from outside (abort, error)."""
+        """Closes a sequence from outside (abort, error). One that is aborted gets the text of all tokens it was told."""
         if not sequence.finished:
-            self._deliver(sequence, Delta(finish_reason=reason, error=error, stats=sequence.stats))
+            text = sequence.stream.finish() if reason == "abort" else ""
+            self.deliver(sequence, Delta(text=text, finish_reason=reason, error=error, stats=sequence.stats))
 
-    def _deliver(self, sequence: Sequence, delta: Delta) -> None:
+    def deliver(self, sequence: Sequence, delta: Delta) -> bool:
+        """Whether the sequence has ended. Nothing may be counted in its statistics behind its last news."""
         now, stats = time.monotonic(), sequence.stats
         if delta.token_ids:
             self.stats.record_tokens(stats, len(delta.token_ids), now)
@@ -79,6 +81,7 @@ class Reader:
             self.stats.listener_errors += 1
             if not sequence.finished:
                 self._finish(sequence, "error", now)
+        return sequence.finished
 
     def _finish(self, sequence: Sequence, reason: str, now: float) -> None:
         sequence.finished, sequence.stats.finished = True, now

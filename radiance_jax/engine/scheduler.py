@@ -1,19 +1,23 @@
 """Who takes part in the next step. Plans from counts one step old and never needs a token to plan.
 
 Decoding sequences come first, each with its anchor and the draft depths that the policy gives it; what is left of the row
-budget goes to prompts in order of arrival. When the pool runs dry the youngest sequence gives its pages back and is
-computed again later, from its own tokens, to the same bits.
+budget goes to prompts in order of arrival. Drafts leave a share of it to prompts that are under way: else a few sequences that
+draft deep would keep everybody else from beginning until they end. When the pool runs dry the youngest sequence gives its
+pages back and is computed again later, from its own tokens, to the same bits.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from radiance_jax.engine.pages import PagePool
 from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
 from radiance_jax.spec import evidence
 from radiance_jax.spec.evidence import Depths
+
+PROMPT_SHARE = 8  # of the rows of a step, one in so many is kept from drafts while a prompt is being read
 
 # (decoding sequences and the most drafts each may verify, rows that prompts would fill) -> depths by level of evidence
 Choose = Callable[[list[tuple[Sequence, int]], int], list[Depths]]
@@ -107,14 +111,18 @@ class Scheduler:
         plan, before = Plan(), self.preemptions
         decoding = [s for s in self.running if not s.prefilling]
         budget = self.budget
-        fair = budget // max(len(decoding), 1) - 1  # so that every decoding sequence fits
+        begun = sum(s.target - s.planned for s in self.running if s.prefilling)
+        kept = min(begun, max(budget // PROMPT_SHARE, 1))
+        fair = (budget - kept) // max(len(decoding), 1) - 1  # so that every decoding sequence fits
         wants = [(s, max(min(self.capacity.depth, s.room() - 1, fair), 0)) for s in decoding if s.room() > 0]
         chosen = self._choose(wants, min(self._prompt_rows(), max(budget - len(wants), 0)))
         for (sequence, cap), depths in zip(wants, chosen, strict=True):
             if sequence.slot is None or budget <= 0:
                 continue  # preempted just now
-            depth = min(max(depths), cap)
-            if self._grow(sequence, len(sequence.tokens) + sequence.pending + depth, plan):
+            tokens = len(sequence.tokens) + sequence.pending
+            depth = min(max(depths), cap, self._drafts_that_fit(sequence, tokens))
+            depths = tuple(min(each, depth) for each in depths)
+            if self._grow(sequence, tokens + depth, plan):
                 budget -= 1 + depth
                 self._enter(plan, Entry(sequence, sequence.slot, DECODE, depth=depth, depths=depths, cap=cap), pending=1 + depth)
         if self.preemptions == before:
@@ -130,9 +138,13 @@ class Scheduler:
         return plan
 
     def _prompt_rows(self) -> int:
-        """Rows of prompts still to be computed, of those that sit in a slot or may get one."""
-        here = sum(s.target - s.planned for s in self.running if s.prefilling)
-        return here + sum(len(s.tokens) for s in list(self.waiting)[:len(self.free_slots)])
+        """Rows of prompts still to be computed, of those that sit in a slot or are about to get one."""
+        rows, taken, running = sum(s.target - s.planned for s in self.running if s.prefilling), 0, len(self.running)
+        for number, sequence in enumerate(islice(self.waiting, len(self.free_slots))):
+            if not self._admissible(sequence, taken, running + number):
+                break
+            rows, taken = rows + len(sequence.tokens), taken + self._pages_to_begin(sequence)
+        return rows
 
     def _enter(self, plan: Plan, entry: Entry, pending: int) -> None:
         plan.entries.append(entry)
@@ -146,6 +158,10 @@ class Scheduler:
         sequence.steps_in_flight -= 1
         sequence.pending -= (1 + entry.depth) if entry.mode == DECODE else int(entry.last)
         sequence.certain -= int(entry.draws)
+
+    def _drafts_that_fit(self, sequence: Sequence, tokens: int) -> int:
+        """Behind so many tokens, on pages that are its own or free: nobody is sent away for a guess."""
+        return max((len(sequence.pages) + self.pool.free) * self.capacity.page_size - tokens, 0)
 
     def _grow(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
         """Pages for `tokens` positions, at the cost of the youngest sequence if need be. False: it was the youngest."""
@@ -171,17 +187,24 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(sequence)
 
+    def _pages_to_begin(self, sequence: Sequence) -> int:
+        """For the whole prompt and one token more."""
+        return -(-min(len(sequence.tokens) + 1, sequence.limit) // self.capacity.page_size)
+
+    def _admissible(self, sequence: Sequence, taken: int, running: int) -> bool:
+        """Whether there are pages for it, `taken` of those that are free now being gone, and one to spare for each of
+        `running` sequences, so that it is not sent away again at once."""
+        if sequence.steps_in_flight:  # preempted a moment ago: its last tokens are still to be read
+            return False
+        return self._pages_to_begin(sequence) + running <= self.pool.free - taken
+
     def _admit(self, plan: Plan) -> None:
-        """In order of arrival, as long as there is a slot and pages for the whole prompt and one token more."""
+        """In order of arrival, as long as there is a slot, and pages."""
         while self.waiting and self.free_slots:
             sequence = self.waiting[0]
-            if sequence.steps_in_flight:  # preempted a moment ago: its last tokens are still to be read
+            if not self._admissible(sequence, 0, len(self.running)):
                 return
-            need = -(-min(len(sequence.tokens) + 1, sequence.limit) // self.capacity.page_size)
-            spare = len(self.running)  # a page each, so that the newcomer is not sent away again at once
-            if need + spare > self.pool.free:
-                return
-            pages = self.pool.take(need)
+            pages = self.pool.take(self._pages_to_begin(sequence))
             assert pages is not None, "counted above"
             self.waiting.popleft()
             sequence.slot, sequence.pages = self.free_slots.pop(), pages

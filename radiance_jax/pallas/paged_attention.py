@@ -78,6 +78,8 @@ def _attend(q: jax.Array, cache: jax.Array, tables: jax.Array, position: jax.Arr
             kv = cache[pages]
         kv = jnp.moveaxis(kv, 1, 3).reshape(n, 2, groups, block, size)
         at = b * block + jnp.arange(block)
+        if block == 1:  # a product by one vector, whose bits depend on a row's place: XLA gets a masked key beside it
+            kv, at = jnp.pad(kv, ((0, 0), (0, 0), (0, 0), (0, 1), (0, 0))), jnp.append(at, jnp.iinfo(jnp.int32).max)
         k, v = kv[:, 0], jnp.where(at[None, None, :, None] <= last[:, None, None, None], kv[:, 1], 0)
         score = jnp.einsum("sgxh,sgjh->sgxj", query, k, preferred_element_type=jnp.float32)
         score = jnp.where(at[None, None, None] <= row_position, score, MASKED)

@@ -104,15 +104,17 @@ class Planner:
             track.shadow.push(token, track.acceptance.add)
 
     def verified(self, key: int, tokens: Sequence[int], allowed: Depths, cap: int, drafted: int, accepted: int,
-                 neural: bool = False) -> bool:
+                 neural: bool = False, judged: int | None = None) -> bool:
         """A decode step of a sequence was read: `allowed` were the depths sent, at most `cap`; `tokens` are all of the
-        sequence's; `neural`: who drafted. Returns whether a proposal was deferred: found, and left alone though the request
-        would have had it."""
+        sequence's; `neural`: who drafted; `judged`: drafts behind which the answer went on (None: all): those behind its end
+        were neither right nor wrong. Returns whether a proposal was deferred: found, and left alone though the request would
+        have had it."""
         track = self._track(key, len(tokens))
         shadow, counts = track.shadow, self.counts
         level, found = shadow.level, min(shadow.count, cap)
+        judged = drafted if judged is None else min(judged, drafted)
         if neural and drafted:
-            self._neural(track, len(tokens), self._block(allowed)).add_verdict(NEURAL, drafted, accepted)
+            self._neural(track, len(tokens), self._block(allowed)).add_verdict(NEURAL, judged, accepted)
         self._drafter_ran |= self.rules.neural and allowed[NEURAL] > 0
         self._flow_on(track, level if found else NOTHING)
         shadow.anchor()
@@ -125,7 +127,7 @@ class Planner:
         counts.own[0] += 1 + accepted
         counts.chosen[deepest] = counts.chosen.get(deepest, 0) + 1
         counts.reached += [0] * (drafted - len(counts.reached))
-        for place in range(min(accepted + 1, drafted)):
+        for place in range(min(accepted + 1, judged)):
             counts.reached[place] += 1
         self._rows.append((found, cap, deepest, drafted))
         if drafted and key == self._probed:

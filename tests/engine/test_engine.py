@@ -99,6 +99,21 @@ def test_counts_add_up(harness):
     assert stats.arrival <= stats.first_token <= stats.finished
 
 
+def test_nothing_is_counted_behind_the_last_news(harness, monkeypatch):
+    engine = harness()
+    monkeypatch.setattr(engine.engine._planner, "verified", lambda *_, **__: True)  # a proposal is deferred in every step
+    told, answer = [], Answer()
+
+    def listen(delta) -> None:
+        told.append(delta.stats and delta.stats.num_deferred_proposals)
+        answer(delta)
+
+    engine.engine.submit(prompt(4), SamplingParams(**GREEDY), listen)
+    stats = answer.wait().stats
+    assert eventually(lambda: engine.engine.stats().running == 0)
+    assert told[-1] == stats.num_deferred_proposals == stats.num_decode_steps > 0
+
+
 def test_a_request_may_switch_drafting_off_or_down(harness):
     engine = harness()
     assert engine.ask(prompt(5), **GREEDY | dict(max_draft_tokens=0)).stats.num_draft_tokens == 0

@@ -1,5 +1,7 @@
 """What goes wrong around the engine: listeners that raise, pages that are lost, a device that breaks, a full queue."""
 
+import queue
+import threading
 import time
 
 import pytest
@@ -57,6 +59,26 @@ def test_an_abort_reaches_a_sequence_that_waits(harness):
     assert second.wait().ids == () and second.deltas[-1].finish_reason == "abort"
     one.engine.abort(running)
     first.wait()
+
+
+def test_an_aborted_answer_has_the_text_of_all_its_tokens(harness):
+    """Also what was held back because a stop string might have begun there."""
+    one, told = harness(), threading.Event()
+    whole = one.ask(prompt(3), **GREEDY).ids
+    held = Answer()
+
+    def listen(delta) -> None:
+        held(delta)
+        if delta.token_ids and not told.is_set():
+            told.set()
+            one.engine.abort(number.get())
+
+    number = queue.SimpleQueue()
+    stop = "".join(f"w{token}" for token in whole) + "!"
+    number.put(one.engine.submit(prompt(3), SamplingParams(**LONG, stop=(stop,)), listen))
+    assert held.wait().deltas[-1].finish_reason == "abort"
+    assert 0 < len(held.ids) < len(whole) and held.ids == whole[:len(held.ids)]
+    assert held.text == "".join(f"w{token}" for token in held.ids)
 
 
 def test_lost_pages_are_said_counted_and_taken_back(harness, caplog):
@@ -127,6 +149,17 @@ def test_gaps_are_between_deliveries_and_steps_are_counted_by_the_rows_they_comp
     assert sum(rows.values()) == after.steps - before.steps > 1
     possible = {rows_computed(live, tiles) for live in range(one.engine.capacity.rows + 1)}
     assert set(rows) <= possible and len([each for each in rows if rows[each]]) > 1
+
+
+def test_an_engine_that_nobody_asks_does_not_keep_the_device_waiting(harness):
+    one = harness()
+    one.ask(prompt(6), **GREEDY)
+    until(lambda: pages_in_use(one.engine) == 0)
+    before = one.engine.stats().host_gap_seconds
+    time.sleep(0.5)
+    one.ask(prompt(6), **GREEDY)
+    until(lambda: one.engine.stats().running == 0)
+    assert one.engine.stats().host_gap_seconds - before < 0.4
 
 
 def test_answers_without_a_seed_follow_the_order_they_came_in(config, tmp_path):

@@ -35,12 +35,12 @@ def test_the_host_knows_what_the_device_found(adaptive):
     planner, seen = adaptive.engine._planner, []
     verified = planner.verified
 
-    def checked(key, tokens, allowed, cap, drafted, accepted, neural):
+    def checked(key, tokens, allowed, cap, drafted, accepted, **more):
         shadow = planner._tracks[key].shadow
         room = 256 - len(shadow.tokens) - 1
         expected = min(shadow.count, allowed[shadow.level], room) if shadow.count else 0
         seen.append((drafted, expected, allowed))
-        return verified(key, tokens, allowed, cap, drafted, accepted, neural)
+        return verified(key, tokens, allowed, cap, drafted, accepted, **more)
 
     planner.verified = checked
     try:

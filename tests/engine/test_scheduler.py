@@ -7,9 +7,10 @@ from functools import cache
 import pytest
 
 from radiance_jax.engine.pages import PagePool
-from radiance_jax.engine.scheduler import Plan, Scheduler, always
+from radiance_jax.engine.scheduler import PROMPT_SHARE, Plan, Scheduler, always
 from radiance_jax.engine.sequence import Sequence
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
+from radiance_jax.spec.evidence import alike
 from simulated_device import HOST_STOP, SimulatedDevice, answer, make_sequence
 
 EPISODES = 1200
@@ -180,6 +181,21 @@ def test_decoding_comes_before_prompts_and_drafts_leave_room_for_every_decoder()
     assert [(e.mode, e.depth, e.chunk) for e in plan.entries] == [(DECODE, 2, 0)] * 3 + [(PREFILL, 0, 1)]
 
 
+@pytest.mark.parametrize(("budget", "decoding", "depth"), ((64, 4, 15), (512, 64, 7), (8, 4, 1), (9, 2, 7)))
+def test_drafts_never_take_all_rows_from_a_prompt_that_is_being_read(budget, decoding, depth):
+    capacity = Capacity(slots=decoding + 1, length=400, rows=budget, pages=9999, page_size=4, depth=depth)
+    scheduler, sequences, _ = planned(capacity, [1] * decoding, limit=400)
+    late = make_sequence(decoding, 300, 400)
+    scheduler.add(late)
+    steps = 0
+    while not steps or late.prefilling:
+        plan, steps = scheduler.plan(), steps + 1
+        assert sum(entry.mode == DECODE for entry in plan.entries) == decoding, "everyone decodes on"
+        for entry in plan.entries:
+            scheduler.settle(entry)
+        assert steps <= 2 + 300 // max(budget // PROMPT_SHARE, 1), "the prompt is read while the others draft"
+
+
 def test_no_draft_is_planned_beyond_the_limit():
     scheduler, _, _ = planned(ROOMY, [4], limit=6)
     assert [(e.mode, e.depth) for e in scheduler.plan().entries] == [(DECODE, 0)]  # one more token: the draw itself
@@ -200,15 +216,40 @@ def test_a_newcomer_leaves_a_page_to_everyone_who_runs():
         assert len(sequences[0].pages) == 4  # for the whole prompt and one token more
 
 
+def test_nobody_is_sent_away_for_a_draft():
+    """Pages that a sequence needs for drafts alone are taken where they are free, not from others nor from itself."""
+    tight = Capacity(slots=2, length=12, rows=20, pages=6, page_size=4, depth=7)
+    scheduler, _, _ = planned(tight, [4, 4], limit=12)
+    plan = scheduler.plan()
+    assert [entry.depth for entry in plan.entries] == [6, 3] and scheduler.preemptions == 0
+    assert [max(entry.depths) for entry in plan.entries] == [6, 3] and scheduler.pool.free == 0
+
+
+@pytest.mark.parametrize(("pages", "rows"), ((12, 0), (13, 8), (17, 8), (18, 20)))
+def test_drafts_are_priced_beside_the_prompts_that_will_be_read(pages, rows):
+    """Not beside those that wait for pages: a step that is thought dear anyway makes drafts look cheap."""
+    told = []
+    capacity = Capacity(slots=4, length=40, rows=40, pages=pages, page_size=4, depth=3)
+    scheduler = Scheduler(capacity, lambda wants, prompts: told.append(prompts) or [alike(0)] * len(wants))
+    scheduler.add(make_sequence(0, 28, 40))
+    scheduler.plan()
+    for number, prompt in ((1, 8), (2, 12)):
+        scheduler.add(make_sequence(number, prompt, 40))
+    plan = scheduler.plan()
+    assert told[-1] == rows == sum(entry.chunk for entry in plan.entries)
+
+
 def test_a_preempted_sequence_waits_until_its_last_tokens_are_read():
     """Also with more steps in flight than the engine has."""
     tight = Capacity(slots=2, length=12, rows=20, pages=6, page_size=4, depth=7)
     scheduler, (old, young), first = planned(tight, [4, 4], limit=12)
-    plan = scheduler.plan()
-    assert scheduler.preemptions == 1 and list(scheduler.waiting) == [young] and plan.entries[0].sequence is old
+    second, third = scheduler.plan(), scheduler.plan()
+    assert scheduler.preemptions == 1 and list(scheduler.waiting) == [young]
+    assert [entry.sequence for entry in third.entries] == [old]
     scheduler.release(old)
-    assert scheduler.plan().admitted == []
-    scheduler.settle(first.entries[1])
+    for step in (first, second):
+        assert scheduler.plan().admitted == []
+        scheduler.settle(step.entries[1])
     assert scheduler.plan().admitted == [young]
 
 

@@ -120,6 +120,21 @@ def test_verdicts_of_a_short_block_are_kept_apart():
     assert one._neural(track, 0, ROWS - 1).rate(NEURAL, 0) < one._neural(track, 0, 7).rate(NEURAL, 0)
 
 
+def test_what_lies_behind_the_end_of_an_answer_was_not_refused():
+    """Of seven drafts two are drawn, the second one ends the answer: the third was neither right nor wrong."""
+    one, other = (planner(replace(RULES, neural=True)) for _ in range(2))
+    for each, judged in ((one, 2), (other, None)):
+        for _ in range(20):
+            each.verified(0, [], (0, 0, 0, 7), 7, 7, 2, neural=True, judged=judged)
+    new = planner(replace(RULES, neural=True))
+    rates, guesses = (each._neural(each._track(0, 0), 0, 7).rates(NEURAL, 3) for each in (one, new))
+    assert rates[:2] > guesses[:2] and rates[2] == guesses[2]
+    assert one.counts.reached == [20, 20, 0, 0, 0, 0, 0]
+    assert other._neural(other._track(0, 0), 0, 7).rate(NEURAL, 2) < guesses[2] and other.counts.reached[2] == 20
+    one.verified(0, [], (0, 0, 0, 7), 7, 7, 2, neural=True, judged=3)  # the third was drawn anew: refused
+    assert one._neural(one._track(0, 0), 0, 7).rate(NEURAL, 2) < guesses[2]
+
+
 def test_a_probe_comes_rarely_and_ends_with_a_draft():
     one = planner(seconds=lambda rows: 1 + 0.5 * (rows - 1))
     for rows in range(1, 65):
