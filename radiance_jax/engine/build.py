@@ -149,6 +149,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     device.warm_up()
     other = _checked(config, chosen, device, settings.vocab_size, counts, kernels, log)
     if other is not None:
+        del device, params, draft, weights  # what they hold must be free before it is asked for again
         return build(other, log, hooks)
     cost_file = prices.place(cache_dir, mesh, {
         "name": model.name, "model": settings, "dtype": chosen.dtype, "tiles": chosen.tiles, "capacity": capacity,
@@ -200,22 +201,29 @@ def _checked(config: EngineConfig, chosen: Choices, device: Device, vocab_size: 
              kernels: Kernels | None, log: Callable[[str], None]) -> EngineConfig | None:
     """None if rows have the same bits in all tiles or programs on this machine; else the configuration to start again with."""
     capacity, started = device.capacity, time.monotonic()
-    if chosen.tiles and len(chosen.tiles) > 1:
+    if chosen.tiles:
         names = ", ".join(str(height) for height, _ in chosen.tiles)
-        if not heights_agree(device, vocab_size, min(capacity.length - 1, capacity.rows), chosen.tiles):
+        if heights_agree(device, vocab_size, min(capacity.length - 1, capacity.rows), chosen.tiles):
+            log(f"check: a row has the same bits in tiles of {names} rows on this machine")
+        elif len(chosen.tiles) > 1:
             log(f"check: tiles of {names} rows do NOT give the same bits on this machine; "
                 f"starting again with tiles of {CPU_ONE_TILE}")
             return replace(config, row_tile=CPU_ONE_TILE)
-        log(f"check: a row has the same bits in tiles of {names} rows on this machine")
+        else:
+            return _without_exactness(config, chosen, f"tiles of {names} rows do not give the same bits on this machine", log)
     if kernels is not None and kernels.interpret is None:
         names = ", ".join(map(str, counts))
         if not programs_agree(device, vocab_size, capacity.length - 1, counts):
-            found = f"programs of {names} rows do not give the same bits on this machine"
-            without_exactness(config, chosen, found)
-            log(f"check: {found}; starting again without bit-exactness")
-            return replace(config, bit_exact="off")
+            return _without_exactness(config, chosen, f"programs of {names} rows do not give the same bits on this machine", log)
         log(f"check: a row has the same bits in programs of {names} rows on this machine ({time.monotonic() - started:.1f} s)")
     return None
+
+
+def _without_exactness(config: EngineConfig, chosen: Choices, found: str, log: Callable[[str], None]) -> EngineConfig:
+    """Raises `UserError` where exactness was demanded."""
+    without_exactness(config, chosen, found)
+    log(f"check: {found}; starting again without bit-exactness")
+    return replace(config, bit_exact="off", row_tile=None)
 
 
 def _prices(config: EngineConfig, chosen: Choices, device: Device, counts: tuple[int, ...], file: Path | None,

@@ -1,14 +1,16 @@
-"""The start-up check behind mixed tile heights: on *this* machine, do all of them give a row the same bits?
+"""The start-up check: on *this* machine, does a row have the same bits whatever tile it is in, and wherever it stands in it?
 
 XLA's products on a CPU keep one order of summation for every tile of two rows or more, as far as was seen; nothing
 promises it for a processor that was not seen. So the engine scores one random text once per height, with every row of it
-in tiles of that height, and compares the logprobs of all rows, each of which depends on every row before it.
+in tiles of that height, and once in chunks of all lengths, and compares the logprobs of all rows, each of which depends on
+every row before it.
 
 Kernels on a GPU are written so that a row's bits are its own whatever the program; what the compiler made of them, and what
 XLA made of the operations between them, is checked in the same way.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +19,7 @@ from radiance_jax.engine.kinds import KINDS
 from radiance_jax.models.rows import Heights
 
 CHECK_TOKENS = 40
+RAGGED = (1, 3, 5, 2, 4, 6)  # chunks by which rows change their places in tiles and in segments of attention
 READ = 137  # tokens read through the GPU programs: whole chunks of most of them, and a rest
 
 
@@ -33,11 +36,13 @@ class Scorer(Protocol):
 
 
 def heights_agree(device: Scorer, vocab_size: int, longest: int, heights: Heights) -> bool:
-    """`longest`: the most tokens the device can score. Runs one pass per height, and one that mixes them."""
+    """`longest`: the most tokens the device can score. Runs one pass per height, one that mixes them, and one in ragged chunks."""
     count = min(CHECK_TOKENS, longest)
     tokens = np.random.default_rng(0).integers(0, vocab_size, count).tolist()
     ways = [[count]] + [[height] * (count // height) + [count % height] * (count % height > 0)
                         for height, _ in heights if height <= count]
+    ragged = [rows for rows, end in zip(RAGGED, accumulate(RAGGED), strict=True) if end < count]
+    ways.append([*ragged, count - sum(ragged)])
     scores = [device.score(tokens, chunks).view(np.uint32) for chunks in ways]
     return all(np.array_equal(scores[0], other) for other in scores[1:])
 

@@ -1,12 +1,18 @@
 """The start-up check of tile heights, and how rows are counted in tiles."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from radiance_jax.engine.choices import CPU_TILES
+from radiance_jax.config import EngineConfig
+from radiance_jax.engine import build as build_module
 from radiance_jax.engine.check import heights_agree
+from radiance_jax.engine.choices import CPU_ONE_TILE, CPU_TILES, choose
+from radiance_jax.errors import UserError
 from radiance_jax.models.layers import rms_norm
 from radiance_jax.models.rows import Tiles, rows_computed
 
@@ -30,12 +36,33 @@ class Machine:
 def test_machines_that_agree_pass_and_every_height_is_tried():
     machine = Machine()
     assert heights_agree(machine, 100, 64, CPU_TILES)
-    assert [chunks[0] for chunks in machine.asked] == [40, 32, 8, 2]
+    assert [chunks[0] for chunks in machine.asked] == [40, 32, 8, 2, 1]
+    assert len(set(machine.asked[-1])) > 5, "rows change their places"
 
 
-@pytest.mark.parametrize("height", (40, 32, 8, 2))
+@pytest.mark.parametrize("height", (40, 32, 8, 2, 1))
 def test_one_bit_in_one_row_at_one_height_is_found(height):
     assert not heights_agree(Machine(height), 100, 64, CPU_TILES)
+
+
+def checked(tiles, wrong_height, **settings):
+    """The configuration to start again with, and what was said."""
+    config, said = EngineConfig(**settings), []
+    chosen = replace(choose(config, "cpu"), tiles=tiles)
+    machine = Machine(wrong_height)
+    machine.capacity = SimpleNamespace(length=65, rows=64)
+    return build_module._checked(config, chosen, machine, 100, (64,), None, said.append), said[-1]
+
+
+def test_heights_that_differ_are_left_for_one_and_one_that_differs_in_itself_for_none():
+    again, said = checked(CPU_TILES, 8)
+    assert again.row_tile == CPU_ONE_TILE and again.bit_exact == "auto" and "do NOT give the same bits" in said
+    again, said = checked(((4, 1),), 1, row_tile=4)
+    assert (again.row_tile, again.bit_exact) == (None, "off") and "without bit-exactness" in said
+    with pytest.raises(UserError, match="tiles of 4 rows do not give the same bits"):
+        checked(((4, 1),), 1, row_tile=4, bit_exact="on")
+    again, said = checked(((4, 1),), None, row_tile=4)
+    assert again is None and "has the same bits in tiles of 4 rows" in said
 
 
 @jax.jit
