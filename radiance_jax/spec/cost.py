@@ -48,6 +48,7 @@ class CostTable:
         self._then: dict[int, dict[int, float]] = {}  # charge -> what all cost when it was met last
         self._met: dict[int, int] = {}  # charge -> when that was, in steps observed
         self._curve: np.ndarray | None = None
+        self._filed = np.zeros(0, int)  # the charge of each row count that `_curve` prices
 
     def observe(self, rows: int, seconds: float) -> None:
         """One step of `rows` rows that all decode took so long."""
@@ -84,8 +85,10 @@ class CostTable:
         return self._curve
 
     def _price(self, length: int) -> np.ndarray:
-        n = np.arange(length)
-        filed = np.where(n < len(self.charge), np.resize(self.charge, length), n)
+        if len(self._filed) != length:
+            n = np.arange(length)
+            self._filed = np.where(n < len(self.charge), np.resize(self.charge, length), n)
+        filed = self._filed
         if not self._medians:
             return np.maximum(filed, 1).astype(float)
         prices = self.measured()

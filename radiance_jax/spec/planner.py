@@ -13,17 +13,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from radiance_jax.spec import short
+from radiance_jax.spec.bids import Bids
 from radiance_jax.spec.cost import CostTable
 from radiance_jax.spec.counts import Counts
-from radiance_jax.spec.evidence import LOOKUP_LEVELS, NEURAL, NOTHING, Depths
+from radiance_jax.spec.evidence import LEVELS, LOOKUP_LEVELS, NEURAL, NOTHING, Depths
 from radiance_jax.spec.policies import Policy, adaptive
-from radiance_jax.spec.record import OWN_KEEP, OWN_WEIGHT, SHARED_KEEP, SHARED_WEIGHT, Acceptance, Flow, band
+from radiance_jax.spec.record import (
+    OWN_KEEP,
+    OWN_WEIGHT,
+    SHARED_KEEP,
+    SHARED_WEIGHT,
+    Acceptance,
+    Flow,
+    band,
+    chances_of,
+    rates_of,
+)
 from radiance_jax.spec.shadow import Shadow
-from radiance_jax.spec.window import Bid, products, runner_up, worth
+from radiance_jax.spec.window import runner_up, worth
 
 PROBE_EVERY = 256  # decode steps between looks at the second best depths
 PROBE_NEW = 16  # the same, where those would run steps that were never measured
-REFRESH = 16  # plans after which a sequence's gains are worked out again, if nothing new was seen of itself
 NEVER = 2**31
 
 
@@ -69,10 +79,9 @@ class Track:
     neural: dict[int, Acceptance] = field(default_factory=dict)  # by block length: a shorter block is another input
     level: int = NOTHING  # of the step read last; `shadow.level` is that of the step after it
     last: Depths | None = None
-    gains: tuple[tuple, list[tuple[float, ...]]] | None = None  # of lookup, and what they were worked out from
 
 
-Way = tuple[list[Bid], np.ndarray, list[Depths]]  # bids, prices, and the plan made of them
+Way = tuple[Bids, np.ndarray, list[Depths]]  # bids, prices, and the plan made of them
 
 
 class Planner:
@@ -80,14 +89,14 @@ class Planner:
         """`cost` prices steps in which no neural drafter runs, `drafting_cost` those in which one does."""
         self.rules, self.cost, self.counts = rules, cost, Counts()
         self.drafting_cost = drafting_cost or CostTable(cost.charge)
-        self.counts.constant = [[0.0, 0.0] for _ in range(rules.depth + 1)]
+        self.counts.right, self.counts.seconds = [0] * (rules.depth + 1), np.zeros(rules.depth + 1)
         self._tracks: dict[int, Track] = {}
         self._shared: dict[tuple[int, int], Acceptance] = {}
         self._flow = Flow(SHARED_KEEP, SHARED_WEIGHT)
         self._short = short.Short(rules.short_from)
         self._rows: list[tuple[int, int, int, int]] = []  # of the step being read: found, cap, allowed, drafted
         self._drafter_ran = False  # in it
-        self._since_probe, self._probed, self._plans = 0, -1, 0
+        self._since_probe, self._probed = 0, -1
 
     # ---- what was read ----
 
@@ -120,8 +129,7 @@ class Planner:
         shadow.anchor()
         self.drawn(key, tokens)
         for right in shadow.judged:
-            for depth, constant in enumerate(counts.constant):
-                constant[0] += 1 + min(depth, cap, right)
+            counts.right[min(cap, right)] += 1
         shadow.judged.clear()
         deepest = max(allowed, default=0)
         counts.own[0] += 1 + accepted
@@ -147,10 +155,11 @@ class Planner:
         if not prompts:
             cost.observe(rows, seconds)
         curve = cost.curve(prompts + sum(1 + cap for _, cap, _, _ in steps))
-        planned = self.rules.as_planned
-        self.counts.own[1] += curve[prompts + sum(1 + (allowed if planned else drafted) for _, _, allowed, drafted in steps)]
-        for depth, constant in enumerate(self.counts.constant):
-            constant[1] += curve[prompts + sum(1 + min(depth, cap if planned else found) for found, cap, _, _ in steps)]
+        found, cap, allowed, drafted = np.array(steps).T
+        planned, rows = self.rules.as_planned, prompts + len(steps)
+        self.counts.own[1] += curve[rows + int((allowed if planned else drafted).sum())]
+        constant = np.minimum(np.arange(self.rules.depth + 1)[:, None], cap if planned else found).sum(1)
+        self.counts.seconds += curve[rows + constant]
 
     def forget(self, key: int) -> None:
         """The sequence has ended."""
@@ -164,49 +173,58 @@ class Planner:
         """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it."""
         if not wants:
             return []
-        self._plans += 1
         most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
         rows = prompts + sum(1 + min(want.cap, most) for want in wants) + 1
-        bids, curve = [self._bid(want, most) for want in wants], self.cost.curve(rows)
+        tracks = [self._track(want.key, 0) for want in wants]
+        bids, curve = self._lookup_bids(wants, tracks, most), self.cost.curve(rows)
         plan = self.rules.policy(bids, curve, prompts, self.rules.as_planned)
         if self.rules.neural:
-            bids, curve, plan = self._with_drafter(wants, most, rows, (bids, curve, plan), prompts)
-        for want, depths in zip(wants, plan, strict=True):
-            self._tracks[want.key].last = depths
+            bids, curve, plan = self._with_drafter(tracks, most, rows, (bids, curve, plan), prompts)
+        for track, depths in zip(tracks, plan, strict=True):
+            track.last = depths
         return self._probe(wants, bids, plan, curve, prompts)
 
-    def _with_drafter(self, wants: Sequence[Want], most: int, rows: int, without: Way, prompts: int) -> Way:
+    def _with_drafter(self, tracks: Sequence[Track], most: int, rows: int, without: Way, prompts: int) -> Way:
         """Running the drafter at all costs a step its pass: the better of the plan without it, at the price of steps without,
         and one with it, at the price of steps with. Until such steps were measured they count as costing the same."""
-        bids = [self._bid(want, most, neural=True) for want in wants]
+        bids = self._with_neural(without[0], tracks, most)
         curve = self.drafting_cost.curve(rows) if self.drafting_cost.measured() else without[1]
         with_ = bids, curve, self.rules.policy(bids, curve, prompts, self.rules.as_planned)
         gains, stays = (worth(bids, plan, curve, prompts, self.rules.as_planned) for bids, curve, plan in (with_, without))
-        return with_ if gains > stays or any(want.fixed for want in wants) else without
+        return with_ if gains > stays or bids.fixed.any() else without
 
-    def _bid(self, want: Want, depth: int, neural: bool = False) -> Bid:
-        track = self._track(want.key, 0)
-        cap = min(want.cap, depth)
-        source = (min(cap, self.rules.window), self.rules.p_min, track.acceptance.version, self._plans // REFRESH)
-        if track.gains is None or track.gains[0] != source:
-            track.gains = source, [self._gains(track.acceptance, level, source[0]) for level in range(LOOKUP_LEVELS)]
-        gains = list(track.gains[1])
-        chance = [*track.flow.after(track.shadow.level)][1:]
-        if neural:
-            own = self._gains(self._neural(track, len(track.shadow.tokens), depth), NEURAL, cap)
-            for level in range(LOOKUP_LEVELS):
-                if sum(gains[level]) <= sum(own):  # this sequence is better drafted than copied, on such evidence
-                    gains[level], chance[level] = (), 0.0
-            gains, chance = [*gains, own], [*chance, 1 - sum(chance)]
-        else:
-            gains, chance = [*gains, ()], [*chance, 0.0]
-        return Bid(chance=tuple(chance), gains=tuple(gains), fixed=want.fixed, last=track.last)
+    def _lookup_bids(self, wants: Sequence[Want], tracks: Sequence[Track], most: int) -> Bids:
+        """What lookup alone would bring, up to `most` drafts."""
+        count, places = len(wants), self.rules.depth
+        limits = np.array([want.cap for want in wants])
+        chance, gains, caps = np.zeros((count, LEVELS)), np.zeros((count, LEVELS, places)), np.zeros((count, LEVELS), int)
+        chance[:, :NEURAL] = chances_of([track.flow for track in tracks], [track.shadow.level for track in tracks])[:, 1:]
+        gains[:, :NEURAL], caps[:, :NEURAL] = self._gains(
+            rates_of([track.acceptance for track in tracks], range(LOOKUP_LEVELS), places),
+            np.minimum(limits, min(most, self.rules.window)))
+        return Bids(chance=chance, gains=gains, caps=caps, fixed=np.array([want.fixed for want in wants]),
+                    last=[track.last for track in tracks], limits=limits)
 
-    def _gains(self, record: Acceptance, level: int, cap: int) -> tuple[float, ...]:
-        rates = record.rates(level, cap)
-        return products(rates[:next((place for place, rate in enumerate(rates) if rate < self.rules.p_min), cap)])
+    def _with_neural(self, lookup: Bids, tracks: Sequence[Track], most: int) -> Bids:
+        """The same with the drafter beside lookup: where lookup is left alone, the drafter proposes."""
+        records = [self._neural(track, len(track.shadow.tokens), most) for track in tracks]
+        own, own_caps = self._gains(rates_of(records, (NEURAL,), self.rules.depth), np.minimum(lookup.limits, most))
+        # A sequence that is better drafted than copied, on such evidence, leaves lookup's proposal alone.
+        copied = lookup.gains.sum(2) > own.sum(2)
+        copied[:, NEURAL] = False
+        chance, caps, gains = lookup.chance * copied, lookup.caps * copied, lookup.gains * copied[:, :, None]
+        chance[:, NEURAL], caps[:, NEURAL], gains[:, NEURAL] = 1 - chance.sum(1), own_caps[:, 0], own[:, 0]
+        return Bids(chance=chance, gains=gains, caps=caps, fixed=lookup.fixed, last=lookup.last, limits=lookup.limits)
 
-    def _probe(self, wants: Sequence[Want], bids: Sequence[Bid], plan: list[Depths], curve: np.ndarray,
+    def _gains(self, rates: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Acceptance rates [N, L, K] and the most drafts [N] to the products of rates by place, up to the first rate below the
+        floor, and how many those are [N, L]."""
+        caps = np.broadcast_to(most[:, None], rates.shape[:2])
+        if self.rules.p_min > 0:
+            caps = np.minimum(caps, np.logical_and.accumulate(rates >= self.rules.p_min, axis=2).sum(2))
+        return np.where(np.arange(rates.shape[2]) < caps[:, :, None], rates.cumprod(2), 0.0), caps
+
+    def _probe(self, wants: Sequence[Want], bids: Bids, plan: list[Depths], curve: np.ndarray,
                prompts: int) -> list[Depths]:
         """Once in a while one sequence takes its second best depths, until it has met a proposal: so the table knows what
         steps cost now that are not taken otherwise."""
@@ -215,18 +233,15 @@ class Planner:
             return plan
         keys = [want.key for want in wants]
         if self._probed not in keys:
-            able = [want.key for want, bid in zip(wants, bids, strict=True) if max(bid.caps) and not bid.fixed]
+            able = [key for key, deepest, fixed in zip(keys, bids.deepest.tolist(), bids.fixed.tolist(), strict=True)
+                    if deepest and not fixed]
             if not able:
                 return plan
             self._probed = able[self.counts.probes % len(able)]
-        at = keys.index(self._probed)
-        means = [1 + (max(depths) if self.rules.as_planned else
-                      sum(chance * depth for chance, depth in zip(bid.chance, depths, strict=True)))
-                 for bid, depths in zip(bids, plan, strict=True)]
-        others = round(sum(means) - means[at])
-        tokens = len(bids) + sum(chance * sum(gains[:depth]) for bid, depths in zip(bids, plan, strict=True)
-                                 for chance, gains, depth in zip(bid.chance, bid.gains, depths, strict=True))
-        rate = tokens / curve[round(sum(means))]
+        at, depths = keys.index(self._probed), np.array(plan)
+        drafts = depths.max(1) if self.rules.as_planned else (bids.chance * depths).sum(1)
+        others = round(float(len(bids) - 1 + drafts.sum() - drafts[at]))
+        rate = bids.tokens(plan) / curve[round(float(len(bids) + drafts.sum()))]
         other = runner_up(bids[at], plan[at], others, rate, curve, self.rules.as_planned)
         if self._since_probe >= PROBE_EVERY or not self.cost.knows(others + 1 + max(other)):
             plan[at] = other
@@ -238,7 +253,10 @@ class Planner:
 
     def _record(self, length: int, block: int) -> Acceptance:
         """Everyone's, for a context of this length."""
-        return self._shared.setdefault((band(length), block), Acceptance(self.rules.depth or 1, SHARED_KEEP, SHARED_WEIGHT))
+        key = band(length), block
+        if key not in self._shared:
+            self._shared[key] = Acceptance(self.rules.depth or 1, SHARED_KEEP, SHARED_WEIGHT)
+        return self._shared[key]
 
     def _neural(self, track: Track, length: int, block: int) -> Acceptance:
         if block not in track.neural:

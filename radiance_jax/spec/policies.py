@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from radiance_jax.spec import window
+from radiance_jax.spec.bids import Bid, Bids
 from radiance_jax.spec.evidence import Depths
-from radiance_jax.spec.window import Bid
 
 # (bids, curve, rows of prompts in the step, whether planned rows are paid) -> depths of each bid, in order.
 # curve[n] are the seconds of a step of n rows, up to the most that the bids can ask for.
@@ -24,7 +24,8 @@ def fixed(bids: Sequence[Bid], curve: np.ndarray, prompts: int, as_planned: bool
 
 def adaptive(bids: Sequence[Bid], curve: np.ndarray, prompts: int, as_planned: bool) -> list[Depths]:
     """As deep as it pays (`window.py`)."""
-    if all(bid.fixed for bid in bids):
+    bids = Bids.of(bids)
+    if bids.fixed.all():
         return [bid.caps for bid in bids]
     return (window.planned if as_planned else window.live)(bids, curve, prompts)
 

@@ -12,6 +12,8 @@ is the table below.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from radiance_jax.spec.evidence import LEVELS, LOOKUP_LEVELS, NOTHING
 
 OWN_KEEP, OWN_WEIGHT = 0.95, 4.0  # a sequence: the last 20 observations, against a prior worth 4
@@ -76,6 +78,23 @@ class Acceptance:
         return rates
 
 
+def rates_of(records: Sequence[Acceptance], levels: Sequence[int], count: int) -> np.ndarray:
+    """f64 [N, levels, count]: `rates` of many records at once, which have the same number of places and the same weight."""
+    shape, full = (len(records), len(levels), records[0].places), records[0].places == count
+    seen = np.array([record._seen[level] for record in records for level in levels]).reshape(shape)
+    hits = np.array([record._hits[level] for record in records for level in levels]).reshape(shape)
+    weight = records[0]._weight
+    priors: dict[int, np.ndarray] = {}
+    for shared in {id(record.behind): record.behind for record in records}.values():
+        priors[id(shared)] = np.array([[prior(level, place) for place in range(count)] if shared is None else
+                                       shared.rates(level, count) for level in levels])
+    before = next(iter(priors.values())) if len(priors) == 1 else np.array([priors[id(record.behind)] for record in records])
+    if not full:
+        places = np.minimum(np.arange(count), shape[2] - 1)
+        seen, hits = seen[:, :, places], hits[:, :, places]
+    return (hits + weight * before) / (seen + weight)
+
+
 FLOW_PRIOR = (  # from nothing, or a level of lookup, to the same: text goes on as it was
     (0.90, 0.08, 0.01, 0.01),
     (0.55, 0.30, 0.12, 0.03),
@@ -111,3 +130,12 @@ class Flow:
         if self._behind is None:
             self._known[before] = chances
         return chances
+
+
+def chances_of(flows: Sequence[Flow], before: Sequence[int]) -> np.ndarray:
+    """f64 [N, 1 + levels]: `after` of many flows that share the one behind them, at once; `before`: the level of each."""
+    rows = np.array([flow._count[level - NOTHING] for flow, level in zip(flows, before, strict=True)])
+    weight, shared = flows[0]._weight, flows[0]._behind
+    expected = {level: FLOW_PRIOR[level - NOTHING] if shared is None else shared.after(level) for level in set(before)}
+    chances = rows + weight * np.array([expected[level] for level in before])
+    return chances / (rows.sum(1, keepdims=True) + weight)

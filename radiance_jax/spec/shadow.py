@@ -58,8 +58,7 @@ class Shadow:
             elif each.anchor:
                 self.judged.append(each.right)
         self._open = still
-        end = self._find()
-        self._index()
+        end = self._index()
         self.level, self.count = NOTHING, 0
         if end is not None:
             self.level, self.count = level(self._agreement(end)), min(at - end, self._window)
@@ -80,21 +79,16 @@ class Shadow:
         else:
             self.judged.append(0)
 
-    def _find(self) -> int | None:
-        """Where the longest suffix that stood here before ended last."""
-        n = len(self.tokens)
-        for size in self._sizes:
-            if size < n:
-                end = self._ends.get(tuple(self.tokens[n - size:]))
-                if end is not None:
-                    return end
-        return None
-
-    def _index(self) -> None:
-        n = len(self.tokens)
+    def _index(self) -> int | None:
+        """Files the suffixes that end here. Returns where the longest of them that stood here before ended last."""
+        n, found = len(self.tokens), None
         for size in self._sizes:
             if size <= n:
-                self._ends[tuple(self.tokens[n - size:])] = n - 1
+                gram = tuple(self.tokens[n - size:])
+                if found is None:
+                    found = self._ends.get(gram)
+                self._ends[gram] = n - 1
+        return found
 
     def _agreement(self, end: int) -> int:
         """Tokens up to `end` that equal those up to the last one, as far as levels care."""

@@ -11,39 +11,14 @@ sequence whose lookup finds nothing has one. Both are pure functions: equal inpu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from radiance_jax.spec.bids import Bid, Bids
 from radiance_jax.spec.evidence import Depths
 
 MARGIN = 0.02  # of a step's tokens, by which other depths must beat the last ones: estimates tremble, decisions need not
 SWEEPS = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bid:
-    """What one decoding sequence brings to the bargain.
-
-    `chance[l]`: how likely it meets a proposal of level l (the rest: none). `gains[l][j]`: how likely drafts 0 to j of such
-    a proposal are all right; its length is the most drafts that may be verified. `fixed`: drafts as deep as it may,
-    whatever that costs. `last`: its depths of the step before, None if it is new.
-    """
-
-    chance: tuple[float, ...]
-    gains: tuple[tuple[float, ...], ...]
-    fixed: bool = False
-    last: Depths | None = None
-
-    @property
-    def caps(self) -> Depths:
-        return tuple(map(len, self.gains))
-
-    def last_or_none(self) -> Depths:
-        """The depths of the step before, as far as they are still allowed."""
-        if self.fixed:
-            return self.caps
-        return tuple(map(min, self.last or (0,) * len(self.gains), self.caps))
 
 
 def expected(rates: Sequence[float]) -> float:
@@ -66,7 +41,7 @@ def products(rates: Sequence[float]) -> tuple[float, ...]:
 def worth(bids: Sequence[Bid], plan: Sequence[Depths], curve: np.ndarray, prompts: int, as_planned: bool) -> float:
     """Tokens a second that a plan is expected to make."""
     if as_planned:
-        return _tokens(bids, plan) / float(curve[prompts + sum(1 + max(depths, default=0) for depths in plan)])
+        return Bids.of(bids).tokens(plan) / float(curve[prompts + len(bids) + int(np.asarray(plan).max(1).sum())])
     return speed(bids, plan, curve[prompts:])
 
 
@@ -79,38 +54,25 @@ def planned(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: fl
 
     A depth is one for all levels: the row is paid whatever is found.
     """
-    gains = list(map(_mean_gains, bids))
-    depths = [len(mean) if bid.fixed else 0 for bid, mean in zip(bids, gains, strict=True)]
-    tokens = float(len(bids)) + sum(sum(mean) for bid, mean in zip(bids, gains, strict=True) if bid.fixed)
-    offers = [(-gain, place, i) for i, (bid, mean) in enumerate(zip(bids, gains, strict=True)) if not bid.fixed
-              for place, gain in enumerate(mean) if gain > 0]
-    offers.sort()
-    rows = len(bids) + sum(depths) + prompts
-    price = curve[:rows + len(offers) + 1].tolist()
-    best, taken, reached = tokens / price[rows], 0, tokens
-    least = best * (1 + 2 * margin)  # of a plan that costs more than none: of many guesses the best is guessed too high
-    for number, (loss, _, _) in enumerate(offers, start=1):
-        reached -= loss
-        rate = reached / price[rows + number]
-        if rate > best and (rate >= least or price[rows + number] == price[rows]):
-            best, taken = rate, number
-    for _, _, i in offers[:taken]:
-        depths[i] += 1
-    last = [max(bid.last_or_none(), default=0) for bid in bids]
-    stay = len(bids) + sum(sum(mean[:depth]) for mean, depth in zip(gains, last, strict=True))
-    in_its_time = best * curve[len(bids) + sum(last) + prompts]  # tokens of the better plan in the time of the last one
+    bids = Bids.of(bids)
+    gains, fixed, count = bids.mean_gains, bids.fixed, len(bids)
+    depths = np.where(fixed, bids.deepest, 0)
+    offers = np.where(fixed[:, None], 0.0, gains).T.ravel()  # of equal ones the earlier place, then the earlier sequence first
+    order = np.argsort(-offers, kind="stable")[:np.count_nonzero(offers > 0)]
+    reached = np.cumsum(np.concatenate([[count + gains[fixed].sum()], offers[order]]))
+    rows = count + int(depths.sum()) + prompts
+    price = curve[rows:rows + len(reached)]
+    rates = reached / price
+    # A plan that costs more than none has to be clearly better: of many guesses the best is guessed too high.
+    able = (rates >= rates[0] * (1 + 2 * margin)) | (price == price[0])
+    taken = int(np.argmax(np.where(able, rates, rates[0])))
+    depths = depths + np.bincount(order[:taken] % count, minlength=count)
+    last = bids.last_depths().max(1)
+    stay = count + gains[np.arange(gains.shape[1]) < last[:, None]].sum()
+    in_its_time = rates[taken] * curve[count + int(last.sum()) + prompts]  # tokens of the better plan in the time of the last one
     if in_its_time < stay * (1 + margin):
         depths = last
-    return [tuple(min(depth, cap) for cap in bid.caps) for bid, depth in zip(bids, depths, strict=True)]
-
-
-def _mean_gains(bid: Bid) -> list[float]:
-    """By place, over the levels that may come."""
-    means = [0.0] * max(map(len, bid.gains), default=0)
-    for chance, gains in zip(bid.chance, bid.gains, strict=True):
-        for place, gain in enumerate(gains):
-            means[place] += chance * gain
-    return means
+    return list(map(tuple, np.minimum(depths[:, None], bids.caps).tolist()))
 
 
 # ---- rows that are live are paid --------------------------------------------------------------------------------
@@ -121,9 +83,10 @@ def live(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: float
     may find, and `rate` the tokens a second of the plan so far; in turn, until nothing moves. For one sequence that is the
     optimum. For several it is one that no sequence can better alone; the best of three starts is taken.
     """
+    bids = list(bids)
     starts = [[bid.last_or_none() for bid in bids], [bid.caps if bid.fixed else (0,) * len(bid.caps) for bid in bids],
               [bid.caps for bid in bids]]
-    plans = []
+    plans: list[list[Depths]] = []
     for start in starts:
         if start not in plans:
             plans.append(_settle(bids, start, curve[prompts:], margin))
@@ -202,6 +165,6 @@ def runner_up(bid: Bid, depths: Depths, others: int, rate: float, curve: np.ndar
         return best if best == depth or values[depth] - values[best] <= 1.0 else depth
 
     if as_planned:
-        depth = of(_mean_gains(bid), max(depths, default=0))
+        depth = of(Bids.of([bid]).mean_gains[0], max(depths, default=0))
         return tuple(min(depth, cap) for cap in bid.caps)
     return tuple(of(gains, depth) for gains, depth in zip(bid.gains, depths, strict=True))
