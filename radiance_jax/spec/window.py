@@ -19,6 +19,7 @@ from radiance_jax.spec.evidence import Depths
 
 MARGIN = 0.02  # of a step's tokens, by which other depths must beat the last ones: estimates tremble, decisions need not
 SWEEPS = 6
+CROWD = 8  # sequences, above which plans of live rows are swept over once a step
 
 
 def expected(rates: Sequence[float]) -> float:
@@ -81,7 +82,8 @@ def planned(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: fl
 def live(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: float = MARGIN) -> list[Depths]:
     """Each level of each sequence takes argmax over d of E(d) - rate * T(1 + d), the time averaged over what the others
     may find, and `rate` the tokens a second of the plan so far; in turn, until nothing moves. For one sequence that is the
-    optimum. For several it is one that no sequence can better alone; the best of three starts is taken.
+    optimum. For several it is one that no sequence can better alone; the best of three starts is taken. In a crowd every start is
+    moved on once only: one sequence weighs little there, the last plan is one of the starts, and the host's own time counts.
     """
     bids = list(bids)
     starts = [[bid.last_or_none() for bid in bids], [bid.caps if bid.fixed else (0,) * len(bid.caps) for bid in bids],
@@ -89,7 +91,7 @@ def live(bids: Sequence[Bid], curve: np.ndarray, prompts: int = 0, margin: float
     plans: list[list[Depths]] = []
     for start in starts:
         if start not in plans:
-            plans.append(_settle(bids, start, curve[prompts:], margin))
+            plans.append(_settle(bids, start, curve[prompts:], margin, SWEEPS if len(bids) <= CROWD else 1))
     rates = [speed(bids, plan, curve[prompts:]) for plan in plans]
     best = max(rates)
     return next(plan for plan, rate in zip(plans, rates, strict=True) if rate >= best * (1 - margin / 4))
@@ -117,9 +119,9 @@ def _rows(bid: Bid, depths: Depths) -> np.ndarray:
     return np.array(chances)
 
 
-def _settle(bids: Sequence[Bid], start: list[Depths], curve: np.ndarray, margin: float) -> list[Depths]:
+def _settle(bids: Sequence[Bid], start: list[Depths], curve: np.ndarray, margin: float, sweeps: int) -> list[Depths]:
     plan = list(start)
-    for _ in range(SWEEPS):
+    for _ in range(sweeps):
         rate, before = speed(bids, plan, curve), list(plan)
         behind = [np.ones(1)]
         for bid, depths in zip(reversed(bids), reversed(plan), strict=True):

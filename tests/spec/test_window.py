@@ -113,6 +113,21 @@ def test_what_pays_nobody_is_not_drafted_and_a_program_is_filled_once_it_is_paid
     assert planned(bids[:2], np.repeat([1.0, 9.0], [9, 31])) == [(3,), (3,)], "eight rows are paid in any case"
 
 
+@pytest.mark.parametrize("sure", (0.05, 0.95))
+def test_a_crowd_settles_within_a_few_steps_where_many_sweeps_would(sure, monkeypatch):
+    """Twelve sequences of mixed acceptance, rows in tiles of eight, plans carried from step to step."""
+    curve = np.array([2 + rows // 8 for rows in range(200)], float)
+    rates = [[min(sure + 0.03 * i, 0.99)] * 5 for i in range(12)]
+    plan = [None] * 12
+    for _ in range(4):
+        plan = live([lone(*each, last=last) for each, last in zip(rates, plan, strict=True)], curve)
+    monkeypatch.setattr(window, "CROWD", 12)
+    bids = [lone(*each) for each in rates]
+    best = live(bids, curve)
+    assert speed(bids, plan, curve) >= 0.98 * speed(bids, best, curve)
+    assert sum(depth for depth, in plan) > 50 if sure > 0.5 else sum(depth for depth, in plan) < 8, "the rest of a tile is free"
+
+
 def test_last_depths_stay_unless_others_are_clearly_better():
     curve = np.arange(10, dtype=float) * 0.5 + 1
     edge = next(rate for rate in np.arange(0.2, 0.9, 0.002) if live([lone(rate)], curve, margin=0.0) == [(1,)])
