@@ -139,15 +139,14 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         caches=(llama.cache_spec(settings, cut, capacity.pages, capacity.page_size, dtype),) * settings.num_layers)
     with ThreadPoolExecutor(1) as beside:  # weights go to the devices while programs are compiled
         weights = beside.submit(_weights, model, ladder, drafter, dtype)
-        programs, kept = _programs(config, ladder, cache_dir, log)
+        programs, shelf = _programs(config, ladder, cache_dir, log)
         params, draft, seconds = weights.result()
     for line in plan.with_compiled(compiled_workspace(*programs.groups)).table():
         log(line)
     log(f"weights: loaded in {seconds:.1f} s")
     device = Device(mesh=mesh, params=params, capacity=capacity, programs=programs, cache_specs=ladder.caches,
                     padded_vocab=cut.vocab_size, knobs=hooks.knobs, **draft)
-    device.warm_up()
-    other = _checked(config, chosen, device, settings.vocab_size, counts, kernels, log)
+    other = _warm(config, device, shelf, log) or _checked(config, chosen, device, settings.vocab_size, counts, kernels, log)
     if other is not None:
         del device, params, draft, weights  # what they hold must be free before it is asked for again
         return build(other, log, hooks)
@@ -156,7 +155,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         "steps": list(programs.steps), "drafter": drafter, "wire": wire, "kernels": kernels}) if config.compile_cache else None
     cost, drafting_cost = _prices(config, chosen, device, tuple(programs.steps), cost_file, log)
     return Built(
-        name=model.name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, kept=kept, device=device,
+        name=model.name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, kept=shelf.found if shelf else 0, device=device,
         guard=CompileGuard(), tokenizer=model.tokenizer, chat=model.chat, defaults=model.defaults, eos=model.eos,
         rules=rules_of(config, chosen, drafter), cost=cost, drafting_cost=drafting_cost, cost_file=cost_file)
 
@@ -173,17 +172,31 @@ def _open(config: EngineConfig, cache_dir: Path, dtype: str, hooks: Hooks, log: 
         chat=ChatTemplate.from_model(source, tokenizer, config.chat_template and read_template(config.chat_template)))
 
 
-def _programs(config: EngineConfig, ladder: Ladder, cache_dir: Path, log: Callable[[str], None]) -> tuple[Programs, int]:
-    """The ladder's programs, and how many of them were kept from an earlier start."""
+def _programs(config: EngineConfig, ladder: Ladder, cache_dir: Path, log: Callable[[str], None]) -> tuple[Programs, Shelf | None]:
+    """The ladder's programs, and the shelf from which some may have come."""
     started = time.monotonic()
     shelf = Shelf(cache_dir, ladder.described(), ladder.mesh) if config.compile_cache and ladder.hooks is NO_HOOKS else None
+    if shelf is not None and shelf.refused:
+        shelf = None
     if config.compile_cache and shelf is None:
         use_persistent_cache(cache_dir / "compiled")
     programs = programs_of(compile_all(ladder.programs(), threads=min(os.cpu_count() or 1, 8), shelf=shelf, log=log))
-    kept = shelf.found if shelf else 0
-    log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, {kept} of them kept from before, "
+    log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, {shelf.found if shelf else 0} of them kept from before, "
         f"ready in {time.monotonic() - started:.1f} s")
-    return programs, kept
+    return programs, shelf
+
+
+def _warm(config: EngineConfig, device: Device, shelf: Shelf | None, log: Callable[[str], None]) -> EngineConfig | None:
+    """Runs every program once. The configuration to start again with, where programs were loaded that do not run."""
+    try:
+        device.warm_up()
+        return None
+    except jax.errors.JaxRuntimeError as error:
+        if shelf is None or not shelf.found or "RESOURCE_EXHAUSTED" in str(error):
+            raise
+        log(f"programs: those kept from before do not run ({str(error).splitlines()[0][:200]}); compiling them again")
+        shelf.refuse()
+        return config
 
 
 def _weights(model: Opened, ladder: Ladder, drafter: Drafter | None, dtype: Any) -> tuple[Any, dict[str, Any], float]:

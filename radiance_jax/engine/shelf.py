@@ -39,6 +39,7 @@ class Shelf:
         self._folder, self._devices = folder / "programs", list(mesh.devices.flat)
         self._around = json.dumps(runtime(mesh), sort_keys=True)
         self._index_file = self._folder / f"{_digest(self._around, code_digest(), described)}.index"
+        self._refused_file = self._index_file.with_suffix(".refused")
         self._index: dict[str, str] = {}
         self._loaded: list[Key] = []
         self._hits = threading.local()
@@ -49,6 +50,17 @@ class Shelf:
 
     def __exit__(self, *_: Any) -> None:
         jax.monitoring.unregister_event_listener(self._hear)
+
+    @property
+    def refused(self) -> bool:
+        """Whether programs kept for this ladder did not run when they were loaded."""
+        return self._refused_file.exists()
+
+    def refuse(self) -> None:
+        """They do not run here: none are kept for this ladder any more."""
+        for content in self._index.values():
+            self._place(content).unlink(missing_ok=True)
+        self._write(self._refused_file, lambda: b"")
 
     @property
     def found(self) -> int:

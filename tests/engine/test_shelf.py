@@ -1,6 +1,7 @@
 """Programs kept on disk: a second start lowers nothing and answers with the same bits; what is damaged is made again."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from radiance_jax.config import EngineConfig
 from radiance_jax.engine import shelf as shelf_module
 from radiance_jax.engine.compile import use_persistent_cache
+from radiance_jax.engine.device import Device
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.shelf import Shelf
 from radiance_jax.mesh import make_mesh
@@ -107,6 +109,24 @@ def test_what_came_out_of_another_cache_is_not_written_down(tmp_path):
     finally:
         jax.config.update("jax_compilation_cache_dir", caching)
         compilation_cache.reset_cache()
+
+
+def test_programs_that_load_and_do_not_run_are_compiled_again_and_kept_no_more(config, first, tmp_path, monkeypatch):
+    own = replace(config, cache_dir=str(tmp_path))
+    shutil.copytree(os.path.join(config.cache_dir, "programs"), tmp_path / "programs")
+    runs, said = iter((False, True)), []
+    monkeypatch.setattr(Device, "warm_up", lambda self, warm_up=Device.warm_up: warm_up(self) if next(runs) else fail())
+    engine = Engine.load(own, said.append)
+    try:
+        assert Harness(engine).ask((3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1), **ASKED).record() == first[2]
+    finally:
+        engine.close()
+    assert any("do not run (INTERNAL: no such function); compiling" in line for line in said)
+    assert [path.suffix for path in (tmp_path / "programs").iterdir() if path.suffix != ".index"] == [".refused"]
+
+
+def fail():
+    raise jax.errors.JaxRuntimeError("INTERNAL: no such function\nand more")
 
 
 @pytest.mark.slow
