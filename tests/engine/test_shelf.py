@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from radiance_jax.config import EngineConfig
 from radiance_jax.engine import shelf as shelf_module
-from radiance_jax.engine.compile import use_persistent_cache
+from radiance_jax.engine.compile import compile_all, use_persistent_cache
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.shelf import Shelf
 from radiance_jax.mesh import make_mesh
@@ -148,10 +148,41 @@ def test_the_programs_used_last_stay(tmp_path, monkeypatch):
     assert [bool(shelf_with(tmp_path, f"ladder {number}")) for number in range(4)] == [True, False, False, True]
 
 
+def test_a_bit_that_fell_over_is_noticed(tmp_path):
+    """Damaged code may load all the same."""
+    program = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
+    assert not shelf_with(tmp_path, "ladder", program) and shelf_with(tmp_path, "ladder")
+    (file,) = (tmp_path / "programs").glob("*.program")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert not shelf_with(tmp_path, "ladder")
+
+
+def test_the_same_operations_on_arguments_of_other_names_are_another_program(tmp_path):
+    """As after an edit that renames a tensor: the lowered text is the same."""
+    for name in ("before", "after"):
+        lowered = jax.jit(lambda x, name=name: x[name] + 1).lower({name: jax.ShapeDtypeStruct((), "float32")})
+        assert not shelf_with(tmp_path, f"ladder {name}", lowered)
+        (program,) = shelf_with(tmp_path, f"ladder {name}").values()
+        assert float(program({name: np.float32(1)})) == 2.0
+
+
+def test_a_setting_of_jax_is_part_of_what_programs_are_found_by(tmp_path):
+    program = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
+    assert not shelf_with(tmp_path, "ladder", program) and shelf_with(tmp_path, "ladder")
+    with jax.default_matmul_precision("highest"):
+        assert not shelf_with(tmp_path, "ladder")
+    assert shelf_with(tmp_path, "ladder")
+
+
 def test_a_disk_that_takes_nothing_costs_nothing_but_time(tmp_path):
     (tmp_path / "programs").write_text("in the place of the folder")
     assert not shelf_with(tmp_path, "ladder", jax.jit(lambda x: x + 1).lower(1.0))
     assert not shelf_with(tmp_path, "ladder")
+    said, program = [], jax.jit(lambda x: x + 1)
+    compile_all([(("step",), lambda: program.lower(1.0))], 1, Shelf(tmp_path, "ladder", make_mesh(1)), said.append)
+    assert "cannot be kept" in said[-1] and "cache_dir" in said[-1]
 
 
 def test_an_address_in_a_description_is_refused(tmp_path):
