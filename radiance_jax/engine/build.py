@@ -156,8 +156,8 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         "steps": list(programs.steps), "drafter": drafter, "wire": wire, "kernels": kernels}) if config.compile_cache else None
     cost, drafting_cost = _prices(config, chosen, device, tuple(programs.steps), cost_file, log)
     return Built(
-        name=model.name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, kept=kept, device=device,
-        guard=CompileGuard(), tokenizer=model.tokenizer, chat=model.chat, defaults=model.defaults, eos=model.eos,
+        name=model.name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, kept=kept,
+        device=device, guard=CompileGuard(), tokenizer=model.tokenizer, chat=model.chat, defaults=model.defaults, eos=model.eos,
         rules=rules_of(config, chosen, drafter), cost=cost, drafting_cost=drafting_cost, cost_file=cost_file)
 
 

@@ -1,4 +1,4 @@
-"""Programs kept on disk: a second start lowers nothing and answers with the same bits; what is damaged is made again."""
+"""Programs kept on disk: a second start lowers none of them and answers with the same bits; what is damaged is made again."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -67,7 +67,7 @@ def first(config):
 def test_a_second_start_takes_all_programs_from_the_shelf_and_answers_the_same(config, first):
     found, lowered, record = start(config)
     assert first[0] == 0 and found == len(programs(config)) == 2, "one step, one admission"
-    assert lowered < first[1], "neither was lowered again"
+    assert lowered <= first[1] - 2, "neither was lowered again"
     assert record == first[2]
 
 
