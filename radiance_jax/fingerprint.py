@@ -44,8 +44,9 @@ def runtime(mesh: Any) -> dict[str, Any]:
         "platform": device.platform, "platform_version": device.client.platform_version, "device": device.device_kind,
         "devices": [each.id for each in mesh.devices.flat], "visible": jax.device_count(), "processes": jax.process_count(),
         "cpu": [cpu_model(), instructions(), len(os.sched_getaffinity(0))] if device.platform == "cpu" else [],
-        "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
-        "settings": [str(getattr(jax.config, name)) for name in ("jax_enable_x64", "jax_default_matmul_precision")]}
+        "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NPROC")],
+        # All of them, that none is forgotten: one that changes no program costs a start that compiles.
+        "settings": {name: str(value) for name, value in jax.config.values.items() if "cache" not in name}}
 
 
 def _cpuinfo(names: tuple[str, ...]) -> list[str]:

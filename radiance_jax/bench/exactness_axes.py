@@ -228,7 +228,8 @@ def capacity(run: Run) -> None:
             engine.close()
 
 
-# Of a fresh process: what it finds from before it (JAX's compile cache, the engine's kept programs), and whether drafts are forced.
+# Of a fresh process: what it finds from before it (JAX's compile cache, the engine's kept programs), and whether drafts are
+# forced. Where they are not, the policy may leave all of them alone.
 STATES = (("compile cache empty", True), ("compile cache warm", True), ("no programs kept", False), ("programs kept", False))
 
 
@@ -238,7 +239,8 @@ def process(run: Run) -> None:
         for state, forced_ in STATES:
             start = time.monotonic()
             options = replace(run.options, cache_dir=folder)
-            exactness_process.write(Path(folder), options, run.few, run.config.crowd, run.proposals(PATTERN, run.chosen.depth), forced_)
+            exactness_process.write(
+                Path(folder), options, run.few, run.config.crowd, run.proposals(PATTERN, run.chosen.depth), forced_)
             left = None if run.until is None else max(run.until - time.monotonic(), 0.0)
             try:
                 done = subprocess.run([sys.executable, "-m", exactness_process.__name__, folder], stdout=subprocess.PIPE,
@@ -251,9 +253,11 @@ def process(run: Run) -> None:
             answer = exactness_process.read(done.stdout)
             found = differences(run.few, answer["records"], [run.oracle[each.seed] for each in run.few])
             activity = {key: answer[key] for key in ("compile_cache_hits", "programs_kept", "draft_tokens", "accepted")}
-            as_said = (activity["compile_cache_hits"] > 0) == (state == "compile cache warm") if forced_ else (
-                (activity["programs_kept"] > 0) == (state == "programs kept"))
-            run.add("process", f"fresh process, {state}", len(run.few), found, activity, as_said and activity["accepted"] > 0, start)
+            if forced_:
+                as_said = (activity["compile_cache_hits"] > 0) == (state == "compile cache warm") and activity["accepted"] > 0
+            else:
+                as_said = (activity["programs_kept"] > 0) == (state == "programs kept")
+            run.add("process", f"fresh process, {state}", len(run.few), found, activity, as_said, start)
 
 
 def soak(run: Run) -> None:

@@ -15,7 +15,8 @@ from radiance_jax.host_devices import ensure_host_devices
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
-def write(folder: Path, options: EngineConfig, asks: Sequence[Any], live: int, knobs: dict[str, np.ndarray], forced: bool) -> None:
+def write(folder: Path, options: EngineConfig, asks: Sequence[Any], live: int, knobs: dict[str, np.ndarray],
+          forced: bool) -> None:
     """What to ask, and what is proposed to it; without `forced` an engine as it is served, that proposes for itself."""
     job = {"options": asdict(options), "asks": [asdict(each) for each in asks], "live": live, "forced": forced}
     (folder / "job.json").write_text(json.dumps(job))
@@ -50,7 +51,8 @@ def main(folder: str) -> None:
         told = ask_all(engine, asks, job["live"])
     finally:
         engine.close()
-    print(json.dumps({"records": [each.record() for each in told], "compile_cache_hits": len(hits), "programs_kept": engine.info()["programs_kept"],
+    print(json.dumps({"records": [each.record() for each in told], "compile_cache_hits": len(hits),
+                      "programs_kept": engine.info()["programs_kept"],
                       "draft_tokens": sum(each.stats.num_draft_tokens for each in told),
                       "accepted": sum(each.stats.num_accepted_draft_tokens for each in told)}))
 

@@ -1,9 +1,10 @@
 """From a configuration to a warm device: the stages of start-up, each said in the log."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -137,10 +138,9 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         model=settings, cut=cut, capacity=capacity, shapes=step_shapes(config, chosen, counts, drafting, wire), kernels=kernels,
         mesh=mesh, params=llama.param_specs(settings, cut, dtype), hooks=hooks,
         caches=(llama.cache_spec(settings, cut, capacity.pages, capacity.page_size, dtype),) * settings.num_layers)
-    with ThreadPoolExecutor(1) as beside:  # weights go to the devices while programs are compiled
-        weights = beside.submit(_weights, model, ladder, drafter, dtype)
-        programs, shelf = _programs(config, ladder, cache_dir, log)
-        params, draft, seconds = weights.result()
+    weights = _beside(_weights, model, ladder, drafter, dtype)  # they go to the devices while programs are compiled
+    programs, shelf = _programs(config, ladder, cache_dir, log)
+    params, draft, seconds = weights.result()
     for line in plan.with_compiled(compiled_workspace(*programs.groups)).table():
         log(line)
     log(f"weights: loaded in {seconds:.1f} s")
@@ -155,9 +155,10 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         "steps": list(programs.steps), "drafter": drafter, "wire": wire, "kernels": kernels}) if config.compile_cache else None
     cost, drafting_cost = _prices(config, chosen, device, tuple(programs.steps), cost_file, log)
     return Built(
-        name=model.name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact, kept=shelf.found if shelf else 0, device=device,
-        guard=CompileGuard(), tokenizer=model.tokenizer, chat=model.chat, defaults=model.defaults, eos=model.eos,
-        rules=rules_of(config, chosen, drafter), cost=cost, drafting_cost=drafting_cost, cost_file=cost_file)
+        name=model.name, model_config=settings, capacity=capacity, tiles=chosen.tiles, exact=chosen.exact,
+        kept=shelf.found if shelf else 0, device=device, guard=CompileGuard(), tokenizer=model.tokenizer, chat=model.chat,
+        defaults=model.defaults, eos=model.eos, rules=rules_of(config, chosen, drafter), cost=cost, drafting_cost=drafting_cost,
+        cost_file=cost_file)
 
 
 def _open(config: EngineConfig, cache_dir: Path, dtype: str, hooks: Hooks, log: Callable[[str], None]) -> Opened:
@@ -176,8 +177,6 @@ def _programs(config: EngineConfig, ladder: Ladder, cache_dir: Path, log: Callab
     """The ladder's programs, and the shelf from which some may have come."""
     started = time.monotonic()
     shelf = Shelf(cache_dir, ladder.described(), ladder.mesh) if config.compile_cache and ladder.hooks is NO_HOOKS else None
-    if shelf is not None and shelf.refused:
-        shelf = None
     if config.compile_cache and shelf is None:
         use_persistent_cache(cache_dir / "compiled")
     programs = programs_of(compile_all(ladder.programs(), threads=min(os.cpu_count() or 1, 8), shelf=shelf, log=log))
@@ -194,9 +193,23 @@ def _warm(config: EngineConfig, device: Device, shelf: Shelf | None, log: Callab
     except jax.errors.JaxRuntimeError as error:
         if shelf is None or not shelf.found or "RESOURCE_EXHAUSTED" in str(error):
             raise
-        log(f"programs: those kept from before do not run ({str(error).splitlines()[0][:200]}); compiling them again")
-        shelf.refuse()
-        return config
+        log(f"programs: those kept from before do not run ({str(error).splitlines()[0][:200]}); starting again without them")
+        shelf.forget()
+        return replace(config, compile_cache=False)
+
+
+def _beside(work: Callable[..., Any], *arguments: Any) -> Future:
+    """Does it on a thread that keeps nobody from leaving: an interrupt does not wait for gigabytes to be read."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="radiance-weights", daemon=True).start()
+    return future
 
 
 def _weights(model: Opened, ladder: Ladder, drafter: Drafter | None, dtype: Any) -> tuple[Any, dict[str, Any], float]:

@@ -36,7 +36,7 @@ class Scorer(Protocol):
 
 
 def heights_agree(device: Scorer, vocab_size: int, longest: int, heights: Heights) -> bool:
-    """`longest`: the most tokens the device can score. Runs one pass per height, one that mixes them, and one in ragged chunks."""
+    """`longest`: the most tokens the device can score. Runs a pass per height, one that mixes them, and one in ragged chunks."""
     count = min(CHECK_TOKENS, longest)
     tokens = np.random.default_rng(0).integers(0, vocab_size, count).tolist()
     ways = [[count]] + [[height] * (count // height) + [count % height] * (count % height > 0)

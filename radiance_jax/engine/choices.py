@@ -52,7 +52,8 @@ def choose(config: EngineConfig, platform: str, drafter: Drafter | None = None, 
             most = drafter.depth
         if most > drafter.block:
             raise UserError(f"num_speculative_tokens must be at most {drafter.block}, which is what {drafter.name} proposes at "
-                            f"once; got {most}. Use --drafter off for deeper drafts by prompt lookup alone.", param="num_speculative_tokens")
+                            f"once; got {most}. Use --drafter off for deeper drafts by prompt lookup alone.",
+                            param="num_speculative_tokens")
     if window is None:
         window = (CPU_DEPTH if cpu else GPU_DEPTH) if most == "auto" else most
     lookup = window if most == "auto" else min(window, most)

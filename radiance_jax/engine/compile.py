@@ -42,8 +42,9 @@ def compile_all(programs: Iterable[tuple[Key, Callable[[], Any]]], threads: int,
                 + ("" if shelf is None else "; a start with the same settings will find them"))
         made = {key: pool.submit(compiled, key, lower()) for key, lower in missing}
         done = kept | {key: future.result() for key, future in made.items()}
-        if missing and shelf is not None:
-            shelf.settle()
+        if missing and shelf is not None and not shelf.settle():
+            log("programs: they cannot be kept, and the next start compiles them again; cache_dir must be a folder that can be "
+                "written")
         return done
 
 

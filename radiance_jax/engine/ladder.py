@@ -40,7 +40,7 @@ class Ladder:
     hooks: Hooks
 
     def described(self) -> str:
-        """Everything that tells its programs from another ladder's but the mesh. Without hooks: what they do shows in no value."""
+        """All that tells its programs from another ladder's but the mesh. Without hooks: what they do shows in no value."""
         return repr((self.model, self.cut, self.capacity, self.shapes, self.kernels, self.params, self.caches))
 
     def programs(self) -> Iterator[tuple[Key, Callable[[], Any]]]:

@@ -116,11 +116,14 @@ class Scheduler:
         fair = (budget - kept) // max(len(decoding), 1) - 1  # so that every decoding sequence fits
         wants = [(s, max(min(self.capacity.depth, s.room() - 1, fair), 0)) for s in decoding if s.room() > 0]
         chosen = self._choose(wants, min(self._prompt_rows(), max(budget - len(wants), 0)))
-        for (sequence, cap), depths in zip(wants, chosen, strict=True):
+        lacking = [self._lacking(sequence, len(sequence.tokens) + sequence.pending) for sequence, _ in wants]
+        later = sum(lacking)  # pages for the anchors of those whose turn is still to come
+        for (sequence, cap), depths, lack in zip(wants, chosen, lacking, strict=True):
+            later -= lack
             if sequence.slot is None or budget <= 0:
                 continue  # preempted just now
             tokens = len(sequence.tokens) + sequence.pending
-            depth = min(max(depths), cap, self._drafts_that_fit(sequence, tokens))
+            depth = min(max(depths), cap, self._drafts_that_fit(sequence, tokens, later))
             depths = tuple(min(each, depth) for each in depths)
             if self._grow(sequence, tokens + depth, plan):
                 budget -= 1 + depth
@@ -159,13 +162,18 @@ class Scheduler:
         sequence.pending -= (1 + entry.depth) if entry.mode == DECODE else int(entry.last)
         sequence.certain -= int(entry.draws)
 
-    def _drafts_that_fit(self, sequence: Sequence, tokens: int) -> int:
-        """Behind so many tokens, on pages that are its own or free: nobody is sent away for a guess."""
-        return max((len(sequence.pages) + self.pool.free) * self.capacity.page_size - tokens, 0)
+    def _drafts_that_fit(self, sequence: Sequence, tokens: int, later: int) -> int:
+        """Behind so many tokens, on pages that are its own, or free and not among the `later` ones that others need for a token:
+        nobody is sent away for a guess."""
+        return max((len(sequence.pages) + max(self.pool.free - later, 0)) * self.capacity.page_size - tokens, 0)
+
+    def _lacking(self, sequence: Sequence, tokens: int) -> int:
+        """Pages that it must be given to hold so many positions."""
+        return max(-(-min(tokens, sequence.limit) // self.capacity.page_size) - len(sequence.pages), 0)
 
     def _grow(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
         """Pages for `tokens` positions, at the cost of the youngest sequence if need be. False: it was the youngest."""
-        need = -(-min(tokens, sequence.limit) // self.capacity.page_size) - len(sequence.pages)
+        need = self._lacking(sequence, tokens)
         while need > 0:
             got = self.pool.take(need)
             if got is not None:

@@ -24,6 +24,8 @@ def fixed(bids: Sequence[Bid], curve: np.ndarray, prompts: int, as_planned: bool
 
 def adaptive(bids: Sequence[Bid], curve: np.ndarray, prompts: int, as_planned: bool) -> list[Depths]:
     """As deep as it pays (`window.py`)."""
+    if not len(bids):
+        return []
     bids = Bids.of(bids)
     if bids.fixed.all():
         return [bid.caps for bid in bids]

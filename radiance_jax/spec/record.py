@@ -42,7 +42,6 @@ class Acceptance:
         self.places, self._keep, self._weight, self.behind = places, keep, weight, behind
         self._seen = [[0.0] * places for _ in range(LEVELS)]
         self._hits = [[0.0] * places for _ in range(LEVELS)]
-        self.version = 0  # grows with every observation of its own
         self._known: dict[int, list[float]] = {}  # rates by level, where nobody is behind
 
     def add(self, level: int, place: int, right: bool) -> None:
@@ -52,7 +51,6 @@ class Acceptance:
         seen[at] = seen[at] * self._keep + 1
         hits[at] = hits[at] * self._keep + right
         self._known.pop(level, None)
-        self.version += 1
         if self.behind is not None:
             self.behind.add(level, place, right)
 

@@ -225,6 +225,17 @@ def test_nobody_is_sent_away_for_a_draft():
     assert [max(entry.depths) for entry in plan.entries] == [6, 3] and scheduler.pool.free == 0
 
 
+def test_a_page_for_a_token_comes_before_one_for_drafts_whoever_is_the_older():
+    tight, depth = Capacity(slots=2, length=12, rows=20, pages=6, page_size=4, depth=7), [0]
+    scheduler = Scheduler(tight, always(lambda _: depth[0]))
+    for number, prompt in enumerate((4, 7)):
+        scheduler.add(make_sequence(number, prompt, 12))
+    scheduler.plan(), scheduler.plan()
+    assert scheduler.pool.free == 1
+    depth[0] = 7
+    assert [entry.depth for entry in scheduler.plan().entries] == [2, 2] and scheduler.preemptions == 0
+
+
 @pytest.mark.parametrize(("pages", "rows"), ((12, 0), (13, 8), (17, 8), (18, 20)))
 def test_drafts_are_priced_beside_the_prompts_that_will_be_read(pages, rows):
     """Not beside those that wait for pages: a step that is thought dear anyway makes drafts look cheap."""

@@ -1,4 +1,4 @@
-"""Programs kept on disk: a second start lowers nothing and answers with the same bits; what is damaged is made again."""
+"""Programs kept on disk: a second start lowers none of them and answers with the same bits; what is damaged is made again."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from radiance_jax.config import EngineConfig
 from radiance_jax.engine import shelf as shelf_module
-from radiance_jax.engine.compile import use_persistent_cache
+from radiance_jax.engine.compile import compile_all, use_persistent_cache
 from radiance_jax.engine.device import Device
 from radiance_jax.engine.engine import Engine
 from radiance_jax.engine.shelf import Shelf
@@ -69,7 +69,7 @@ def first(config):
 def test_a_second_start_takes_all_programs_from_the_shelf_and_answers_the_same(config, first):
     found, lowered, record = start(config)
     assert first[0] == 0 and found == len(programs(config)) == 2, "one step, one admission"
-    assert lowered < first[1], "neither was lowered again"
+    assert lowered <= first[1] - 2, "neither was lowered again"
     assert record == first[2]
 
 
@@ -111,7 +111,7 @@ def test_what_came_out_of_another_cache_is_not_written_down(tmp_path):
         compilation_cache.reset_cache()
 
 
-def test_programs_that_load_and_do_not_run_are_compiled_again_and_kept_no_more(config, first, tmp_path, monkeypatch):
+def test_programs_that_load_and_do_not_run_are_thrown_away(config, first, tmp_path, monkeypatch):
     own = replace(config, cache_dir=str(tmp_path))
     shutil.copytree(os.path.join(config.cache_dir, "programs"), tmp_path / "programs")
     runs, said = iter((False, True)), []
@@ -121,8 +121,8 @@ def test_programs_that_load_and_do_not_run_are_compiled_again_and_kept_no_more(c
         assert Harness(engine).ask((3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1), **ASKED).record() == first[2]
     finally:
         engine.close()
-    assert any("do not run (INTERNAL: no such function); compiling" in line for line in said)
-    assert [path.suffix for path in (tmp_path / "programs").iterdir() if path.suffix != ".index"] == [".refused"]
+    assert any("do not run (INTERNAL: no such function); starting again without them" in line for line in said)
+    assert not list((tmp_path / "programs").glob("*.program"))
 
 
 def fail():
@@ -168,10 +168,41 @@ def test_the_programs_used_last_stay(tmp_path, monkeypatch):
     assert [bool(shelf_with(tmp_path, f"ladder {number}")) for number in range(4)] == [True, False, False, True]
 
 
+def test_a_bit_that_fell_over_is_noticed(tmp_path):
+    """Damaged code may load all the same."""
+    program = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
+    assert not shelf_with(tmp_path, "ladder", program) and shelf_with(tmp_path, "ladder")
+    (file,) = (tmp_path / "programs").glob("*.program")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert not shelf_with(tmp_path, "ladder")
+
+
+def test_the_same_operations_on_arguments_of_other_names_are_another_program(tmp_path):
+    """As after an edit that renames a tensor: the lowered text is the same."""
+    for name in ("before", "after"):
+        lowered = jax.jit(lambda x, name=name: x[name] + 1).lower({name: jax.ShapeDtypeStruct((), "float32")})
+        assert not shelf_with(tmp_path, f"ladder {name}", lowered)
+        (program,) = shelf_with(tmp_path, f"ladder {name}").values()
+        assert float(program({name: np.float32(1)})) == 2.0
+
+
+def test_a_setting_of_jax_is_part_of_what_programs_are_found_by(tmp_path):
+    program = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
+    assert not shelf_with(tmp_path, "ladder", program) and shelf_with(tmp_path, "ladder")
+    with jax.default_matmul_precision("highest"):
+        assert not shelf_with(tmp_path, "ladder")
+    assert shelf_with(tmp_path, "ladder")
+
+
 def test_a_disk_that_takes_nothing_costs_nothing_but_time(tmp_path):
     (tmp_path / "programs").write_text("in the place of the folder")
     assert not shelf_with(tmp_path, "ladder", jax.jit(lambda x: x + 1).lower(1.0))
     assert not shelf_with(tmp_path, "ladder")
+    said, program = [], jax.jit(lambda x: x + 1)
+    compile_all([(("step",), lambda: program.lower(1.0))], 1, Shelf(tmp_path, "ladder", make_mesh(1)), said.append)
+    assert "cannot be kept" in said[-1] and "cache_dir" in said[-1]
 
 
 def test_an_address_in_a_description_is_refused(tmp_path):
