@@ -24,6 +24,17 @@ LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 ASKED = dict(temperature=0.8, seed=7, max_tokens=24, logprobs=5, ignore_eos=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_other_cache():
+    """Engines of other tests in this process may have turned JAX's on."""
+    caching = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", caching)
+    compilation_cache.reset_cache()
+
+
 @pytest.fixture(scope="module")
 def config(tiny, tmp_path_factory):
     return EngineConfig(model=str(tiny), mesh="tp=2", max_num_seqs=2, max_model_len=64, max_num_batched_tokens=8,
