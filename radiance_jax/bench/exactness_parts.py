@@ -7,7 +7,8 @@ from typing import Any
 
 from radiance_jax.errors import UserError
 
-OWN = ("axes", "soak", "part", "cores", "processes", "oracles", "limit_minutes", "merge", "out")  # flags that parts may differ in
+# Flags that parts may differ in. (one_in: every circumstance says how many cases it had.)
+OWN = ("axes", "soak", "one_in", "part", "cores", "processes", "oracles", "limit_minutes", "merge", "out")
 LARGEST = ("longest_run", "different_depths", "pages")  # of activity: not sums
 WHOLE = "1/1"
 
