@@ -191,7 +191,8 @@ def mock_seconds(monkeypatch, text: list[int], prompt_: list[int], seconds, **pa
         cost.observe(rows, seconds(rows))
     built = SimpleNamespace(
         name="mock", capacity=capacity, tokenizer=Words(), chat=None, defaults={}, model_config=SimpleNamespace(vocab_size=2000),
-        device=MockDevice(capacity, clock, text, seconds), guard=Guard(), eos=(), tiles=((1, 1),), exact=True, kept=0, cost=cost, cost_file=None,
+        device=MockDevice(capacity, clock, text, seconds), guard=Guard(), eos=(), tiles=((1, 1),), exact=True, kept=0, cost=cost,
+        cost_file=None,
         drafting_cost=CostTable(cost.charge),
         rules=Rules(depth=15, longest=4, shortest=2, as_planned=False))
     engine = Engine(built, EngineConfig(num_speculative_tokens=15))
