@@ -12,8 +12,6 @@ import numpy as np
 from radiance_jax.config import EngineConfig
 from radiance_jax.host_devices import ensure_host_devices
 
-CACHE_HIT = "/jax/compilation_cache/cache_hits"
-
 
 def write(folder: Path, options: EngineConfig, asks: Sequence[Any], live: int, knobs: dict[str, np.ndarray],
           forced: bool) -> None:
@@ -40,6 +38,7 @@ def main(folder: str) -> None:
     from radiance_jax.bench.record import log
     from radiance_jax.engine.engine import Engine
     from radiance_jax.engine.hooks import NO_HOOKS
+    from radiance_jax.engine.shelf import CACHE_HIT
 
     hits: list[str] = []
     jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event == CACHE_HIT else None)

@@ -115,7 +115,7 @@ class Scheduler:
         kept = min(begun, max(budget // PROMPT_SHARE, 1))
         fair = (budget - kept) // max(len(decoding), 1) - 1  # so that every decoding sequence fits
         wants = [(s, max(min(self.capacity.depth, s.room() - 1, fair), 0)) for s in decoding if s.room() > 0]
-        chosen = self._choose(wants, min(self._prompt_rows(), max(budget - len(wants), 0)))
+        chosen = self._choose(wants, min(begun + self._rows_to_begin(), max(budget - len(wants), 0)))
         lacking = [self._lacking(sequence, len(sequence.tokens) + sequence.pending) for sequence, _ in wants]
         later = sum(lacking)  # pages for the anchors of those whose turn is still to come
         for (sequence, cap), depths, lack in zip(wants, chosen, lacking, strict=True):
@@ -140,9 +140,9 @@ class Scheduler:
                 self._enter(plan, entry, pending=int(last))
         return plan
 
-    def _prompt_rows(self) -> int:
-        """Rows of prompts still to be computed, of those that sit in a slot or are about to get one."""
-        rows, taken, running = sum(s.target - s.planned for s in self.running if s.prefilling), 0, len(self.running)
+    def _rows_to_begin(self) -> int:
+        """Rows of the prompts that are about to get a slot."""
+        rows, taken, running = 0, 0, len(self.running)
         for number, sequence in enumerate(islice(self.waiting, len(self.free_slots))):
             if not self._admissible(sequence, taken, running + number):
                 break
@@ -197,7 +197,7 @@ class Scheduler:
 
     def _pages_to_begin(self, sequence: Sequence) -> int:
         """For the whole prompt and one token more."""
-        return -(-min(len(sequence.tokens) + 1, sequence.limit) // self.capacity.page_size)
+        return self._lacking(sequence, len(sequence.tokens) + 1)
 
     def _admissible(self, sequence: Sequence, taken: int, running: int) -> bool:
         """Whether there are pages for it, `taken` of those that are free now being gone, and one to spare for each of

@@ -39,12 +39,11 @@ class Bid:
 
 class Bids(Sequence[Bid]):
     """The bids of N sequences over L levels and K places. `chance` f64 [N, L]; `gains` f64 [N, L, K], 0 from `caps` int [N, L]
-    on; `fixed` bool [N]; `last`: each one's; `limits` int [N]: the most drafts that each asks for, from whomever."""
+    on; `fixed` bool [N]; `last`: each one's."""
 
     def __init__(self, *, chance: np.ndarray, gains: np.ndarray, caps: np.ndarray, fixed: np.ndarray,
-                 last: Sequence[Depths | None], limits: np.ndarray | None = None):
+                 last: Sequence[Depths | None]):
         self.chance, self.gains, self.caps, self.fixed, self.last = chance, gains, caps, fixed, last
-        self.limits = caps.max(1) if limits is None else limits
 
     @classmethod
     def of(cls, bids: Sequence[Bid]) -> "Bids":

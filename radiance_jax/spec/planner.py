@@ -174,47 +174,47 @@ class Planner:
         if not wants:
             return []
         most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
-        rows = prompts + sum(1 + min(want.cap, most) for want in wants) + 1
         tracks = [self._track(want.key, 0) for want in wants]
-        bids, curve = self._lookup_bids(wants, tracks, most), self.cost.curve(rows)
+        limits = np.minimum([want.cap for want in wants], most)
+        rows = prompts + len(wants) + int(limits.sum()) + 1
+        bids, curve = self._lookup_bids(wants, tracks, limits), self.cost.curve(rows)
         plan = self.rules.policy(bids, curve, prompts, self.rules.as_planned)
         if self.rules.neural:
-            bids, curve, plan = self._with_drafter(tracks, most, rows, (bids, curve, plan), prompts)
+            bids, curve, plan = self._with_drafter(tracks, limits, most, rows, (bids, curve, plan), prompts)
         for track, depths in zip(tracks, plan, strict=True):
             track.last = depths
         return self._probe(wants, bids, plan, curve, prompts)
 
-    def _with_drafter(self, tracks: Sequence[Track], most: int, rows: int, without: Way, prompts: int) -> Way:
+    def _with_drafter(self, tracks: Sequence[Track], limits: np.ndarray, most: int, rows: int, without: Way, prompts: int) -> Way:
         """Running the drafter at all costs a step its pass: the better of the plan without it, at the price of steps without,
         and one with it, at the price of steps with. Until such steps were measured they count as costing the same."""
-        bids = self._with_neural(without[0], tracks, most)
+        bids = self._with_neural(without[0], tracks, limits, most)
         curve = self.drafting_cost.curve(rows) if self.drafting_cost.measured() else without[1]
         with_ = bids, curve, self.rules.policy(bids, curve, prompts, self.rules.as_planned)
         gains, stays = (worth(bids, plan, curve, prompts, self.rules.as_planned) for bids, curve, plan in (with_, without))
         return with_ if gains > stays or bids.fixed.any() else without
 
-    def _lookup_bids(self, wants: Sequence[Want], tracks: Sequence[Track], most: int) -> Bids:
-        """What lookup alone would bring, up to `most` drafts."""
+    def _lookup_bids(self, wants: Sequence[Want], tracks: Sequence[Track], limits: np.ndarray) -> Bids:
+        """What lookup alone would bring; `limits` int [N] are the most drafts of each sequence."""
         count, places = len(wants), self.rules.depth
-        limits = np.array([want.cap for want in wants])
         chance, gains, caps = np.zeros((count, LEVELS)), np.zeros((count, LEVELS, places)), np.zeros((count, LEVELS), int)
         chance[:, :NEURAL] = chances_of([track.flow for track in tracks], [track.shadow.level for track in tracks])[:, 1:]
         gains[:, :NEURAL], caps[:, :NEURAL] = self._gains(
             rates_of([track.acceptance for track in tracks], range(LOOKUP_LEVELS), places),
-            np.minimum(limits, min(most, self.rules.window)))
+            np.minimum(limits, self.rules.window))
         return Bids(chance=chance, gains=gains, caps=caps, fixed=np.array([want.fixed for want in wants]),
-                    last=[track.last for track in tracks], limits=limits)
+                    last=[track.last for track in tracks])
 
-    def _with_neural(self, lookup: Bids, tracks: Sequence[Track], most: int) -> Bids:
-        """The same with the drafter beside lookup: where lookup is left alone, the drafter proposes."""
+    def _with_neural(self, lookup: Bids, tracks: Sequence[Track], limits: np.ndarray, most: int) -> Bids:
+        """The same with the drafter beside lookup, in blocks of `most`: where lookup is left alone, the drafter proposes."""
         records = [self._neural(track, len(track.shadow.tokens), most) for track in tracks]
-        own, own_caps = self._gains(rates_of(records, (NEURAL,), self.rules.depth), np.minimum(lookup.limits, most))
+        own, own_caps = self._gains(rates_of(records, (NEURAL,), self.rules.depth), limits)
         # A sequence that is better drafted than copied, on such evidence, leaves lookup's proposal alone.
         copied = lookup.gains.sum(2) > own.sum(2)
         copied[:, NEURAL] = False
         chance, caps, gains = lookup.chance * copied, lookup.caps * copied, lookup.gains * copied[:, :, None]
         chance[:, NEURAL], caps[:, NEURAL], gains[:, NEURAL] = 1 - chance.sum(1), own_caps[:, 0], own[:, 0]
-        return Bids(chance=chance, gains=gains, caps=caps, fixed=lookup.fixed, last=lookup.last, limits=lookup.limits)
+        return Bids(chance=chance, gains=gains, caps=caps, fixed=lookup.fixed, last=lookup.last)
 
     def _gains(self, rates: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Acceptance rates [N, L, K] and the most drafts [N] to the products of rates by place, up to the first rate below the

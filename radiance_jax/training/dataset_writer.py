@@ -104,7 +104,7 @@ class AnswersWriter:
     def save(self) -> None:
         """Writes the part that is not full and the manifest."""
         if self._open:
-            _replace(self.folder / part_name(self._full_parts), lambda file: np.savez_compressed(file, **self._arrays()))
+            write_whole(self.folder / part_name(self._full_parts), lambda file: np.savez_compressed(file, **self._arrays()))
         self._write_manifest()
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -123,10 +123,11 @@ class AnswersWriter:
                                           "answers_by_source": self._counts}
         text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION,
                            "held_out_one_in": HELD_OUT_ONE_IN, **record}, indent=1)
-        _replace(self.folder / MANIFEST, lambda file: file.write(text.encode("utf-8")))
+        write_whole(self.folder / MANIFEST, lambda file: file.write(text.encode("utf-8")))
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """What `write` puts into the file stands at `path` once it is on the disk; until then the old file does."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         write(file)

@@ -9,7 +9,6 @@
 """
 
 import json
-import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.training.blocks import Batch
 from radiance_jax.training.checkpoints import Checkpoints, best_facts, best_tensors, save_best
 from radiance_jax.training.config import TrainConfig, check_resumed
+from radiance_jax.training.dataset_writer import write_whole
 from radiance_jax.training.export import export
 from radiance_jax.training.flops import peak, step_flops
 from radiance_jax.training.held_out import HeldOut, expected_length
@@ -61,9 +61,7 @@ def prepare(config: TrainConfig, resume: bool) -> Path:
         raise UserError(f"out must be a folder that can be written; {out} cannot be made ({error.strerror or error})",
                         param="out") from None
     if jax.process_index() == 0:
-        part = held.with_name(f".{CONFIG}")
-        part.write_text(json.dumps(config.values(), indent=1) + "\n")
-        os.replace(part, held)
+        write_whole(held, lambda file: file.write(json.dumps(config.values(), indent=1).encode() + b"\n"))
     return out
 
 
