@@ -16,7 +16,7 @@ from radiance_jax.pallas import norm, rope
 from radiance_jax.pallas import product as products
 from radiance_jax.pallas.paged_attention import make_segments
 from radiance_jax.pallas.product import Tile
-from radiance_jax.pallas.tiles import SHARED_MEMORY, choose
+from radiance_jax.pallas.tiles import MOST_STAGES, SHARED_MEMORY, choose
 from radiance_jax.pallas.verify_attention import make_places, segment_height
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -95,8 +95,8 @@ def _candidates(rows: int, k: int, n: int, gated: bool, out_bytes: int) -> list[
             if k % depth:
                 continue
             for share in (1, 2):
-                fitting = [s for s in range(2, 13) if Tile(columns=columns, depth=depth, stages=s).shared_memory(
-                    parts, out_bytes) <= SHARED_MEMORY // share]
+                fitting = [s for s in range(2, MOST_STAGES + 1) if Tile(columns=columns, depth=depth, stages=s).shared_memory(
+                    rows, parts, out_bytes) <= SHARED_MEMORY // share]
                 if fitting and n // columns > 132 * (share - 1):
                     found.append(Tile(columns=columns, depth=depth, stages=fitting[-1]))
     return list(dict.fromkeys(found))

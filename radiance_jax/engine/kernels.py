@@ -16,7 +16,7 @@ GPUS = ("gpu", "cuda")
 HOPPER = "9.0"
 FF_MULTIPLE = 64  # the product kernels' step along K; ranks' feed-forward slices are padded to it with zeros
 SPLIT, MOST_SPLITS = 256, 128
-LANES = 0  # the attention kernel's form (SplitShape.lanes), where a head fits it
+LANES = 2  # the attention kernel's form (SplitShape.lanes), where a head fits it
 
 
 @dataclass(frozen=True, kw_only=True)

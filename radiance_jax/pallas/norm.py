@@ -78,7 +78,7 @@ def add_norm(x: jax.Array, y: jax.Array | None, weight: jax.Array, eps: float, *
         for chunk in chunks:
             plgpu.copy_smem_to_gmem(x_s.at[chunk], sum_g.at[row, chunk])
             plgpu.copy_smem_to_gmem(y_s.at[chunk], out_g.at[row, chunk])
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     buffer = plgpu.SMEM((padded,), x.dtype)
     out = shape(rows, width, dtype=x.dtype)

@@ -37,10 +37,11 @@ class Tile:
     def rows(self) -> int:
         return ROWS * self.warpgroups
 
-    def shared_memory(self, weights: int, out_bytes: int) -> int:
-        """Bytes a thread block needs, with `weights` products side by side."""
-        stage = (self.rows + weights * self.columns) * self.depth * 2
-        return stage * self.stages + self.rows * self.columns * out_bytes + 8192
+    def shared_memory(self, rows: int, weights: int, out_bytes: int) -> int:
+        """Bytes a thread block needs for `rows` rows, with `weights` products side by side."""
+        height = min(rows, self.rows)
+        stage = (height + weights * self.columns) * self.depth * 2
+        return stage * self.stages + (self.rows - height) * self.depth * 2 + self.rows * self.columns * out_bytes + 8192
 
 
 def oracle(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, gated: bool = False, dtype: Any = None) -> jax.Array:
@@ -82,6 +83,11 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
         o_g, x_s, w_s, o_s, b_s, full, empty, once = rest
         column, row, group = lax.axis_index("column"), lax.axis_index("row"), lax.axis_index("group")
 
+        def own_rows(slot, count):
+            """The rows of a stage begin behind those of the stage before. A wgmma takes 64 all the same: beyond the own ones it
+            multiplies another stage's, for rows of the result that nobody keeps, and shared memory holds more stages."""
+            return pl.ds(slot * height if isinstance(slot, int) else pl.multiple_of(slot * height, 8), count)
+
         def fetch_weights(step, slot):
             for part in range(parts):
                 plgpu.copy_gmem_to_smem(w_g.at[pl.ds(part * n + column * columns, columns), pl.ds(step * depth, depth)],
@@ -89,7 +95,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
 
         def fetch_rows(step, slot):
             plgpu.copy_gmem_to_smem(x_g.at[pl.ds(row * height, height), pl.ds(step * depth, depth)],
-                                    x_s.at[slot, pl.ds(0, height)], full.at[slot])
+                                    x_s.at[own_rows(slot, height)], full.at[slot])
 
         @pl.when(group == groups)
         def _():
@@ -115,6 +121,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
             if groups > 1:
                 plgpu.set_max_registers(232, action="increase")
             mine = pl.ds(group * ROWS, ROWS)
+            theirs = lambda slot: pl.ds(pl.multiple_of(slot * height + group * ROWS, 8), ROWS)  # noqa: E731
             if bias is not None:
                 for part in range(parts):
                     plgpu.copy_gmem_to_smem(bias_g.at[pl.ds(part * n + column * columns, columns)], b_s.at[part, group, pl.ds(0, columns)],
@@ -126,7 +133,7 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
                     slot = lax.rem(step, stages)
                     plgpu.barrier_wait(full.at[slot])
                     for part, accumulator in enumerate(accumulators):
-                        plgpu.wgmma(accumulator, x_s.at[slot, mine], w_s.at[slot, part].T)
+                        plgpu.wgmma(accumulator, x_s.at[theirs(slot)], w_s.at[slot, part].T)
                     plgpu.wgmma_wait(parts)  # those of the step before are done, their slot is free
 
                     @pl.when((step > 0) & (step - 1 + stages < steps))  # only if it is filled again
@@ -154,14 +161,14 @@ def product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, tile: 
             kept = min(height, ROWS)
             plgpu.copy_smem_to_gmem(o_s.at[pl.ds(group * ROWS, kept)],
                                     o_g.at[pl.ds(row * height + group * ROWS, kept), pl.ds(column * columns, columns)])
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     copies = parts + 1
     kernel = plgpu.kernel(
         body, kernel_name=f"product_{k}x{n}" + ("_gated" if gated else ""), out_type=shape(rows, n, dtype=dtype), grid=(rows // height, n // columns), grid_names=("row", "column"),
         num_threads=groups + 1, thread_name="group", interpret=interpret,
         scratch_types=[
-            plgpu.SMEM((stages, tile.rows, depth), x.dtype, transforms=tiled(depth, x.dtype)),
+            plgpu.SMEM((stages * height + tile.rows - height, depth), x.dtype, transforms=tiled(depth, x.dtype)),
             plgpu.SMEM((stages, parts, columns, depth), w.dtype, transforms=tiled(depth, w.dtype)),
             plgpu.SMEM((tile.rows, columns), dtype, transforms=tiled(columns, dtype)),
             plgpu.SMEM((parts, groups, WIDEST), w.dtype),  # copies begin at multiples of 128 bytes

@@ -93,7 +93,7 @@ def rope_and_store(qkv: jax.Array, cos: jax.Array, sin: jax.Array, page: jax.Arr
             plgpu.copy_smem_to_gmem(out_s.at[pl.ds(group * share, share)],
                                     q_g.at[segment_g[row], group, pl.ds(index_g[row] * share, share)])
         plgpu.copy_smem_to_gmem(out_s.at[pl.ds(heads, 2 * groups)], cache_g.at[page_g[row], :, offset_g[row]])
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     tile, vector = plgpu.SMEM((ROWS, half), qkv.dtype), plgpu.SMEM((half,), jnp.float32)
     weight = plgpu.SMEM((half,), qkv.dtype)

@@ -256,7 +256,7 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
 
             @pl.when(lane == lanes - 1)
             def _():
-                plgpu.wait_smem_to_gmem(0)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     parts, f32 = (how.most, count, groups), jnp.float32
     tile = lambda number, height, columns, dtype: plgpu.SMEM(  # noqa: E731

@@ -12,6 +12,7 @@ MULTIPROCESSORS = 132
 SHARED_MEMORY = 220 * 1024
 NARROWEST = 32  # bytes of a row that shared memory can swizzle
 FEWEST_STAGES = 3  # one is loaded, one is ready, one is multiplied
+MOST_STAGES = 24
 
 
 def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2) -> Tile:
@@ -32,15 +33,15 @@ def choose(rows: int, k: int, n: int, *, gated: bool = False, out_bytes: int = 2
         tiles = rows // (2 * ROWS)
         order = sorted(fits, key=lambda c: (-(-tiles * n // c // MULTIPROCESSORS) * (c + 16), -c))
         depth, warpgroups = 64, 2
-    found = (_deepest(Tile(columns=c, depth=depth, warpgroups=warpgroups), k, parts, out_bytes) for c in order)
+    found = (_deepest(Tile(columns=c, depth=depth, warpgroups=warpgroups), rows, k, parts, out_bytes) for c in order)
     return next(tile for tile in found if tile is not None)
 
 
-def _deepest(tile: Tile, k: int, parts: int, out_bytes: int) -> Tile | None:
+def _deepest(tile: Tile, rows: int, k: int, parts: int, out_bytes: int) -> Tile | None:
     """The tile with as many stages as fit shared memory; None where they are too few."""
     steps = k // tile.depth
-    for stages in range(min(12, steps), min(FEWEST_STAGES, steps) - 1, -1):
+    for stages in range(min(MOST_STAGES, steps), min(FEWEST_STAGES, steps) - 1, -1):
         deeper = Tile(columns=tile.columns, depth=tile.depth, stages=stages, warpgroups=tile.warpgroups)
-        if deeper.shared_memory(parts, out_bytes) <= SHARED_MEMORY:
+        if deeper.shared_memory(rows, parts, out_bytes) <= SHARED_MEMORY:
             return deeper
     return None

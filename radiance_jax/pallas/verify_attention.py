@@ -236,7 +236,7 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
             for start in range(0, width, COPY):
                 wide = min(COPY, width - start)
                 plgpu.copy_smem_to_gmem(o_s.at[pl.ds(start, wide)], o_g.at[row, pl.ds(group * width + start, wide)])
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     kernel = plgpu.kernel(
         body, kernel_name="attention_combine", out_type=shape(rows, groups * width, dtype=dtype), grid=(rows, groups), grid_names=("row", "group"),
