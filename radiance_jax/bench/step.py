@@ -18,6 +18,7 @@ from radiance_jax.bench.config import BENCH, numbers, words
 from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.kernels import copy_bandwidth, require_gpu
 from radiance_jax.bench.record import log
+from radiance_jax.engine.kernels import LANES
 from radiance_jax.flags import read_config
 from radiance_jax.settings import Config, setting
 
@@ -29,6 +30,8 @@ SHAPES = {
                 "intermediate_size": 1536, "vocab_size": 49152, "rope_theta": 1e5, "tie_word_embeddings": True},
 }
 WAYS = ("exact", "mixed")
+CHUNKS = (512, 128)  # in which a prompt is read
+LAUNCHES = ("auto", "graph", "alone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +43,16 @@ class StepConfig(Config):
     context: str = setting(str, "1024,8192", "tokens before the rows", BENCH)
     ways: str = setting(str, ",".join(WAYS), "exact: row-invariant products; mixed: XLA's in their place", BENCH)
     split: int = setting(int, 256, "positions of an attention split", BENCH, low=64)
-    lanes: int = setting(int, 0, "warpgroups that share a split in the streamed attention kernel; 0: the plain one", BENCH)
+    lanes: int = setting(int, LANES, "warpgroups that share a split in the streamed attention kernel; 0: the plain one", BENCH)
+    launches: str = setting(str, "auto", f"of kernels: {', '.join(LAUNCHES)}; auto: as an engine of these weights would", BENCH)
     bits: str = setting(str, "1,2,3,7,8,15,16,17,33,64,128,512", "row counts among which bits are compared", BENCH)
+    prompt: int = setting(int, 0, "tokens of a prompt whose bits are compared when it is read in chunks of 512 and of 128", BENCH)
     profile: bool = setting(bool, True, "kernels by time, of one row behind the first context", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
 
     def __post_init__(self) -> None:
         words("shape", self.shape, tuple(SHAPES))
+        words("launches", self.launches, LAUNCHES)
 
 
 @door
@@ -62,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
     result["copy_bandwidth"] = copy_bandwidth()
     from radiance_jax.bench.step_programs import Steps
 
-    steps = Steps(config.shape, config.split, config.lanes, max(numbers("context", config.context)) + 64)
+    longest = max(config.prompt, *numbers("context", config.context)) + 64
+    steps = Steps(config.shape, config.split, config.lanes, longest, config.launches)
     result |= {"weight_bytes": steps.weight_bytes, "steps": [], "bits": []}
     try:
         measure(config, steps, result)
@@ -79,13 +86,14 @@ def measure(config: StepConfig, steps: Any, result: dict[str, Any]) -> None:
     cases += [(n, rows, contexts[0]) for n in numbers("sequences", config.sequences) for rows in (1, 8)]
     cases += [(1, rows, 0) for rows in numbers("prefill", config.prefill)]
     buckets = {steps.bucket(n * rows) for n, rows, _ in cases} | {steps.bucket(r) for r in numbers("bits", config.bits)}
+    buckets |= {steps.bucket(rows) for rows in (1, *CHUNKS) if config.prompt}
     buckets |= {steps.bucket(r + steps.BEFORE) for r in numbers("bits", config.bits) if r + steps.BEFORE <= 512}
     start = time.monotonic()
     steps.compile(sorted(buckets), ways)
     result["compile_seconds"] = time.monotonic() - start
     log(f"{len(buckets) * len(ways)} programs in {result['compile_seconds']:.0f} s")
     if "exact" in ways:
-        result["bits"] = steps.bits(numbers("bits", config.bits))
+        result["bits"] = steps.bits(numbers("bits", config.bits)) + (steps.prompt_bits(config.prompt, CHUNKS) if config.prompt else [])
     if config.profile:
         result["profile"] = {way: steps.profile(way, 1, 1, contexts[0]) for way in ways}
         for way, seen in result["profile"].items():

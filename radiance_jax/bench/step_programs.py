@@ -14,6 +14,7 @@ import numpy as np
 
 from radiance_jax.bench.kernels import compile_all
 from radiance_jax.bench.step import SHAPES
+from radiance_jax.engine.launches import ONE_BY_ONE, one_by_one, weight_bytes
 from radiance_jax.mesh import is_spec
 from radiance_jax.models import llama, llama_mosaic
 from radiance_jax.models.config import parse_config
@@ -40,19 +41,18 @@ def xla_product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, ga
 class Steps:
     BEFORE = 5  # rows of another sequence before those whose bits are compared
 
-    def __init__(self, shape: str, split: int, lanes: int, length: int):
+    def __init__(self, shape: str, split: int, lanes: int, length: int, launches: str = "auto"):
         self.config = parse_config({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-6,
                                     "max_position_embeddings": 65536, "hidden_act": "silu"} | SHAPES[shape])
         self.cut = partition(self.config, 1)
-        length = max(length, BUCKETS[-1])
+        length, self.launches = max(length, BUCKETS[-1]), launches
         self.pages = -(-length // PAGE)
         self.how = SplitShape(split=split, lanes=lanes, most=-(-self.pages * PAGE // split))
         specs = llama.param_specs(self.config, self.cut, jnp.bfloat16)
         leaves, tree = jax.tree.flatten(specs, is_leaf=is_spec)
         made = [self._random(i, spec.shape) for i, spec in enumerate(leaves)]
         self.params = jax.tree.unflatten(tree, made)
-        head = "embed" if self.config.tied_head else "head"
-        self.weight_bytes = sum(x.nbytes for x in made) - (0 if head == "embed" else self.params["embed"].nbytes)
+        self.weight_bytes = int(weight_bytes(self.params, 1))
         self.kv_bytes = 2 * 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_size
         cache = (SLOTS * self.pages + 1, 2, self.cut.kv_heads, PAGE, self.config.head_size)
         self.caches = tuple(self._random(1000 + i, cache) for i in range(self.config.num_layers))
@@ -88,7 +88,9 @@ class Steps:
         abstract = partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype))
         four = [jax.ShapeDtypeStruct((SLOTS,), jnp.int32)] * 3
         linear = {"exact": llama_mosaic.row_invariant, "mixed": xla_product}
-        jobs = {(rows, way): (jax.jit(partial(self._step, rows, linear[way]), donate_argnums=1), (
+        alone = self.launches == "alone" or self.launches == "auto" and one_by_one(self.config.num_layers, self.weight_bytes)
+        options = ONE_BY_ONE if alone else {}
+        jobs = {(rows, way): (jax.jit(partial(self._step, rows, linear[way]), donate_argnums=1, compiler_options=options), (
             abstract(self.params), abstract(self.caches), abstract(self.table), jax.ShapeDtypeStruct((rows,), jnp.int32), *four))
             for rows in buckets for way in ways}
         for key, made in compile_all(jobs).items():
@@ -150,6 +152,24 @@ class Steps:
         return {"kernels_per_step": len(seen) / calls, "span_us": span / calls / 1e3, "busy_us": busy / calls / 1e3,
                 "driver_calls": {name: count / calls for name, count in asked.most_common(8)}, "by_time": [
             {"name": name[:60], "per_step": len(times) / calls, "us": float(np.median(times)) / 1e3} for name, times in ranked[:30]]}
+
+    def prompt_bits(self, length: int, chunks: tuple[int, ...]) -> list[dict[str, Any]]:
+        """All last-layer keys of a prompt of `length` tokens that is read in chunks of so many rows, and the logits of a token
+        behind it."""
+        tokens = np.random.default_rng(2).integers(1, self.config.vocab_size, length)
+        table, want, out = np.asarray(self.table[0]), None, []
+        for rows in chunks:
+            for start in range(0, length, rows):
+                part = tokens[start:start + rows]
+                self.run("exact", 1, len(part), start, part)
+            last = np.asarray(self.run("exact", 1, 1, length)[0])
+            at = np.arange(length)
+            keys = np.asarray(self.caches[-1][:, 0][table[at // PAGE], :, at % PAGE]).view(np.uint16).reshape(length, -1)
+            got = (last.view(np.uint32), keys)
+            want = want or got
+            out.append({"prompt": length, "rows": rows, "compared": length, "finite": bool(np.isfinite(last).all()),
+                        "differ": int((want[1] != got[1]).any(1).sum()) + int((want[0] != got[0]).any())})
+        return out
 
     def bits(self, counts: tuple[int, ...], context: int = 100) -> list[dict[str, Any]]:
         """Logit bits and cache bits of the same tokens behind the same context, in steps of every row count."""

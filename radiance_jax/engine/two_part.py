@@ -19,6 +19,7 @@ from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.kernels import Kernels, segments_of
 from radiance_jax.engine.kinds import FULL, GREEDY, PLAIN
 from radiance_jax.engine.sampling import Branches, always, never, top_by_rounds
+from radiance_jax.engine.launches import compiler_options, weight_bytes
 from radiance_jax.engine.state import Capacity, State, state_specs
 from radiance_jax.engine.steps import Layout, StepShape, Turn, commit, draw_at, lay_out, rows_wanted
 from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, abstract, partitions, replicated
@@ -100,7 +101,8 @@ def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape
     knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype), hooks.knobs)
     proposed = proposal_spec(capacity) if shape.drafting else ()
     arguments = (abstract(tree, mesh) for tree in (params, caches, state, plan, knobs, proposed))
-    return jax.jit(run, donate_argnums=(1, 2)).trace(*arguments).lower(lowering_platforms=platforms)
+    options = compiler_options(config.num_layers, weight_bytes(params, mesh.size)) if kernels.interpret is None else {}
+    return jax.jit(run, donate_argnums=(1, 2), compiler_options=options).trace(*arguments).lower(lowering_platforms=platforms)
 
 
 def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) -> Drawn:
