@@ -10,7 +10,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class DrafterConfig(Config):
     repeats: int = setting(int, 20, "calls timed at a time", BENCH, low=1)
     rounds: int = setting(int, 5, "times everything is measured", BENCH, low=1)
     verify: bool = setting(bool, False, "also a verify step of an 8B-shaped target (36 layers, width 4096; about 17 GB)", BENCH)
+    steps: str | None = setting(str, None, "record of bench step whose steps of eight rows a sequence stand for it", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
 
     def __post_init__(self) -> None:
@@ -67,8 +69,9 @@ def main(argv: Sequence[str]) -> int:
         log(line)
     record.check_writable(config.out)
     shapes = {name: shape_of(name) for name in words("shapes", config.shapes)}
+    steps = recorded_steps(config.steps) if config.steps else None
     ensure_host_devices(config.mesh_size)
-    result = measure(config, shapes, argv)
+    result = measure(config, shapes, argv, steps)
     show(result)
     if config.out is not None:
         record.write(config.out, result)
@@ -86,7 +89,23 @@ def shape_of(name: str) -> dict[str, Any]:
                         param="shapes") from None
 
 
-def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequence[str]) -> dict[str, Any]:
+def recorded_steps(path: str) -> list[dict[str, Any]]:
+    """Exact steps in which each sequence has eight rows, of a record of `bench step`. Raises `UserError`."""
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        if raw["configuration"]["shape"] != "8b":
+            raise ValueError(f"it is of shape {raw['configuration']['shape']}")
+        return [{"sequences": each["sequences"], "context": each["context"], "rows": 8 * each["sequences"], "ms": each["ms"],
+                 "least_ms": each["ms"]} for each in raw["steps"]
+                if each["way"] == "exact" and each["rows_each"] == 8 and each["context"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"steps must be a record that `bench step --shape 8b --out` wrote; {path} is none ({error})",
+                        param="steps") from None
+
+
+def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequence[str],
+            verify: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """`verify`: steps of the target that were measured before."""
     from radiance_jax.bench import drafter_programs as programs
     from radiance_jax.mesh import make_mesh
 
@@ -94,7 +113,7 @@ def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequ
     mesh, watch = make_mesh(config.mesh_size), record.Neighbours()
     result["copy_gb_per_s"] = bandwidth = programs.copy_speed(mesh)
     log(f"a plain copy moves {bandwidth:.0f} GB/s on each device")
-    verify = None
+    result |= {} if verify is None else {"verify": verify, "verify_from": record.portable(config.steps)}
     if config.verify:
         log("-- verify step of an 8B-shaped target --")
         result["verify"] = verify = programs.verify_steps(config, mesh, timed)
@@ -103,19 +122,28 @@ def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequ
         log(f"-- {name} --")
         subject = programs.Subject.make(raw, mesh, config)
         found: dict[str, Any] = {"shape": record.portable(name), **subject.figures(), "propose": [], "observe": []}
-        for sequences in numbers("sequences", config.sequences):
-            for context in numbers("contexts", config.contexts):
-                call, nbytes = subject.propose(sequences, context, config.temperature)
-                line = figures({"sequences": sequences, "context": context}, timed(call, config), nbytes, bandwidth)
-                beside = [each["ms"] for each in verify or () if (each["sequences"], each["context"]) == (sequences, context)]
-                found["propose"].append(line | {"share_of_verify": line["ms"] / step for step in beside})
-        for rows in numbers("rows", config.rows):
-            call, nbytes = subject.observe(rows)
+        proposing = {(sequences, context): subject.propose(sequences, context, config.temperature)
+                     for sequences in numbers("sequences", config.sequences) for context in numbers("contexts", config.contexts)}
+        observing = {rows: subject.observe(rows) for rows in numbers("rows", config.rows)}
+        compile_beside(call for call, _ in (*proposing.values(), *observing.values()))
+        for (sequences, context), (call, nbytes) in proposing.items():
+            line = figures({"sequences": sequences, "context": context}, timed(call, config), nbytes, bandwidth)
+            beside = [each["ms"] for each in verify or () if (each["sequences"], each["context"]) == (sequences, context)]
+            found["propose"].append(line | {"share_of_verify": line["ms"] / step for step in beside})
+        for rows, (call, nbytes) in observing.items():
             found["observe"].append(figures({"rows": rows}, timed(call, config), nbytes, bandwidth))
         result["drafters"].append(found)
-        del subject, call
+        del subject, call, proposing, observing
     result["machine"]["cores_busy_with_others"] = watch.cores()
     return result
+
+
+def compile_beside(calls: Iterable[Callable[[], Any]]) -> None:
+    """Calls each once, on threads: what compiles, compiles side by side."""
+    import jax
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(lambda call: jax.block_until_ready(call()), calls))
 
 
 def timed(call: Callable[[], Any], config: DrafterConfig) -> list[float]:

@@ -179,7 +179,8 @@ def _programs(config: EngineConfig, ladder: Ladder, cache_dir: Path, log: Callab
     shelf = Shelf(cache_dir, ladder.described(), ladder.mesh) if config.compile_cache and ladder.hooks is NO_HOOKS else None
     if config.compile_cache and shelf is None:
         use_persistent_cache(cache_dir / "compiled")
-    programs = programs_of(compile_all(ladder.programs(), threads=min(os.cpu_count() or 1, 8), shelf=shelf, log=log))
+    programs = programs_of(compile_all(ladder.programs(), threads=min(os.cpu_count() or 1, 8), shelf=shelf, log=log),
+                           ladder.returned())
     log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, {shelf.found if shelf else 0} of them kept from before, "
         f"ready in {time.monotonic() - started:.1f} s")
     return programs, shelf

@@ -41,7 +41,9 @@ class Device:
         self._caches, self._state, self._draft_cache = (
             zeros_of(specs, mesh) for specs in (cache_specs, state_specs(capacity, padded_vocab), draft_cache_specs))
         self._whole = NamedSharding(mesh, PartitionSpec())
-        self._no_drafts = () if programs.drafts is None else zeros_of(proposal_spec(capacity), mesh)
+        self._no_drafts, self._proposed = (
+            () if programs.drafts is None else zeros_of(proposal_spec(capacity), mesh) for _ in range(2))
+        self._returned = {rows: zeros_of(specs, mesh) for rows, specs in programs.returned.items()}
         self.turn(knobs)
 
     def turn(self, knobs: Any) -> None:
@@ -70,7 +72,9 @@ class Device:
                 self._params, self._caches, self._state, plan, self._knobs, self._draft_params, self._draft_cache)
         else:
             proposed = self._propose(packed, plan)
-            self._caches, self._state, drawn, taps = step(self._params, self._caches, self._state, plan, self._knobs, proposed)
+            self._caches, self._state, drawn, taps = step(
+                self._params, self._caches, self._state, plan, self._knobs, proposed, self._returned[rows])
+            self._returned[rows] = drawn, taps
             self._state, results, tops = self._programs.draws[draws](self._head, self._state, drawn)
             if self._programs.drafts is not None:
                 self._draft_cache = self._programs.drafts.observe[rows](
@@ -84,7 +88,9 @@ class Device:
             return ()
         if not anybody_drafts(self.capacity, packed):
             return self._no_drafts
-        return drafts.propose(self._draft_params, self._draft_cache, self._head, self._state, plan)
+        self._proposed = drafts.propose(
+            self._draft_params, self._draft_cache, self._head, self._state, plan, self._proposed)
+        return self._proposed
 
     def read(self, pending: Pending) -> tuple[Results, np.ndarray | None, np.ndarray | None]:
         """Waits for a step; top ids and logprobs come along if one of its sequences wants them."""
@@ -102,7 +108,9 @@ class Device:
             np.asarray(self._start(*keys, pack_plan(self.capacity, [], []))[0])
         if self._programs.drafts is not None:
             plan = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
-            jax.block_until_ready(self._programs.drafts.propose(self._draft_params, self._draft_cache, self._head, self._state, plan))
+            self._proposed = self._programs.drafts.propose(
+                self._draft_params, self._draft_cache, self._head, self._state, plan, self._proposed)
+            jax.block_until_ready(self._proposed)
 
     @property
     def drafter_apart(self) -> bool:

@@ -26,8 +26,8 @@ from radiance_jax.spec.drafter import Proposal
 
 @dataclass(frozen=True)
 class DraftPrograms:
-    """Compiled. `propose(draft params, draft cache, head params, state, plan)` returns a `Proposal` of tokens [S, K] and their number
-    [S]; `observe`, by rows, `(draft params, draft cache, taps, turn, computed)` the cache, which it takes over."""
+    """Compiled. `propose(draft params, draft cache, head params, state, plan, last)` returns a `Proposal` of tokens [S, K] and their
+    number [S] in the place of the last one; `observe`, by rows, `(draft params, draft cache, taps, turn, computed)` the cache, which it takes over."""
 
     propose: Any
     observe: dict[int, Any]
@@ -47,9 +47,11 @@ def lower_propose(drafting: Drafting, capacity: Capacity, p_min: float, mesh: Me
     """Lowers the proposals of all slots, from the history as the step before left it. `head`: specs of the target's parameters
     outside its layers."""
     specs = (drafting.drafter.param_specs(drafting.cut, dtype), cache_specs(drafting, capacity, dtype), head,
-             state_specs(capacity, drafting.cut.vocab_size), replicated((capacity.slots + capacity.updates, 3), jnp.int32))
+             state_specs(capacity, drafting.cut.vocab_size), replicated((capacity.slots + capacity.updates, 3), jnp.int32),
+             proposal_spec(capacity))
 
-    def propose(draft_params, cache, params, state: State, plan) -> Proposal:
+    def propose(draft_params, cache, params, state: State, plan, last: Proposal) -> Proposal:
+        del last
         mode = jnp.where(state.done, 0, plan[: capacity.slots, 0])
         own = evidence.at(plan[: capacity.slots, 2], evidence.NEURAL)
         wants = (mode == DECODE) & (jnp.minimum(own, state.limit - state.length - 1) > 0)
@@ -57,7 +59,7 @@ def lower_propose(drafting: Drafting, capacity: Capacity, p_min: float, mesh: Me
         return Proposal(tokens=made.tokens, count=made.count)
 
     run = jax.shard_map(propose, mesh=mesh, in_specs=tuple(map(partitions, specs)), out_specs=PartitionSpec(), check_vma=False)
-    return jax.jit(run).lower(*(abstract(tree, mesh) for tree in specs))
+    return jax.jit(run, donate_argnums=5, keep_unused=True).lower(*(abstract(tree, mesh) for tree in specs))
 
 
 def lower_observe(drafting: Drafting, capacity: Capacity, turn: Turn, taps: Sequence[ArraySpec], mesh: Mesh, dtype: Any):

@@ -17,7 +17,7 @@ from radiance_jax.engine.kernels import Kernels
 from radiance_jax.engine.kinds import KINDS, draw_steps
 from radiance_jax.engine.state import Capacity, admission_size
 from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
-from radiance_jax.engine.two_part import drawn_specs, head_params, lower_draw, lower_forward, tap_specs
+from radiance_jax.engine.two_part import drawn_specs, head_params, lower_draw, lower_forward, returned_specs, tap_specs
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
 
@@ -67,9 +67,17 @@ class Ladder:
                 lower_propose, drafting, capacity, self.shapes[0].p_min, mesh, head_params(self.params), dtype)
 
 
-def programs_of(compiled: dict[Key, Any]) -> Programs:
-    """Compiled programs by their keys, in the places where the device looks for them."""
+    def returned(self) -> dict[int, Any]:
+        """By rows, what the forward programs over GPU kernels return and take back."""
+        if self.kernels is None:
+            return {}
+        return {shape.rows: returned_specs(self.model, self.capacity, shape, self.params["norm"].dtype) for shape in self.shapes}
+
+
+def programs_of(compiled: dict[Key, Any], returned: dict[int, Any]) -> Programs:
+    """Compiled programs by their keys, in the places where the device looks for them. `returned`: as of the ladder."""
     of = lambda name: {key[1:]: program for key, program in compiled.items() if key[0] == name}  # noqa: E731
     by_rows = lambda name: {rows: program for (rows,), program in sorted(of(name).items())}  # noqa: E731
     drafts = DraftPrograms(compiled[PROPOSE,], by_rows(OBSERVE)) if (PROPOSE,) in compiled else None
-    return Programs(steps=by_rows(STEP), admit=compiled[ADMIT,], draws=dict(sorted(of(DRAW).items())), drafts=drafts)
+    return Programs(steps=by_rows(STEP), admit=compiled[ADMIT,], draws=dict(sorted(of(DRAW).items())), drafts=drafts,
+                    returned=returned)

@@ -306,12 +306,14 @@ class Programs:
     state, plan, knobs, and of the drafter parameters and cache (`()` each where there is none); it returns caches, state,
     results, top ids and logprobs, and the drafter's cache. Where `draws` has programs, by rows, draws and kind, a step is two
     programs: that of `steps` is its forward pass only (`two_part.py`), and a drafter has `drafts` of its own (`draft_programs.py`).
+    `returned`: by rows, specs of what such a forward pass returns besides caches and state, and takes back the next time.
     """
 
     steps: dict[int, Any]
     admit: Any
     draws: dict[tuple[int, int, str], Any] = field(default_factory=dict)
     drafts: Any = None
+    returned: dict[int, Any] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[tuple[Any, ...], ...]:

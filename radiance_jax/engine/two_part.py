@@ -18,8 +18,8 @@ from radiance_jax.engine.draft_programs import proposal_spec
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.kernels import Kernels, segments_of
 from radiance_jax.engine.kinds import FULL, GREEDY, PLAIN
-from radiance_jax.engine.sampling import Branches, always, never, top_by_rounds
 from radiance_jax.engine.launches import compiler_options, weight_bytes
+from radiance_jax.engine.sampling import Branches, always, never, top_by_rounds
 from radiance_jax.engine.state import Capacity, State, state_specs
 from radiance_jax.engine.steps import Layout, StepShape, Turn, commit, draw_at, lay_out, rows_wanted
 from radiance_jax.mesh import TENSOR_AXIS, ArraySpec, abstract, partitions, replicated
@@ -85,24 +85,27 @@ def _draw(config: ModelConfig, capacity: Capacity, kernels: Kernels, draws: int,
 
 def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, kernels: Kernels, mesh: Mesh, params,
                   caches, hooks: Hooks = NO_HOOKS, platforms: tuple[str, ...] | None = None):
-    """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated.
-    It takes what a drafter proposed (`()`: there is none) and returns its taps. `platforms`: to lower for others than the
-    mesh's own."""
+    """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated, and so
+    is what it returned the last time, unread: it writes there again (a graph of kernels is sent in half the time where
+    no address has changed). It takes what a drafter proposed (`()`: there is none) and returns its taps. `platforms`: to lower for
+    others than the mesh's own."""
     state, whole = state_specs(capacity, cut.vocab_size), PartitionSpec()
 
-    def forward(params, caches, state, plan, knobs, proposed):
+    def forward(params, caches, state, plan, knobs, proposed, returned):
+        del returned
         with hooks.tracing(knobs):
             return _forward(config, cut, capacity, shape, kernels, hooks, params, caches, state, plan, knobs, proposed)
 
     run = jax.shard_map(
-        forward, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole, whole, whole),
+        forward, mesh=mesh, in_specs=(partitions(params), partitions(caches), partitions(state), whole, whole, whole, whole),
         out_specs=(partitions(caches), partitions(state), whole, whole), check_vma=False)
     plan = replicated((capacity.slots + capacity.updates, 3), jnp.int32)
     knobs = jax.tree.map(lambda x: replicated(x.shape, x.dtype), hooks.knobs)
     proposed = proposal_spec(capacity) if shape.drafting else ()
-    arguments = (abstract(tree, mesh) for tree in (params, caches, state, plan, knobs, proposed))
+    returned = returned_specs(config, capacity, shape, params["norm"].dtype)
+    arguments = (abstract(tree, mesh) for tree in (params, caches, state, plan, knobs, proposed, returned))
     options = compiler_options(config.num_layers, weight_bytes(params, mesh.size)) if kernels.interpret is None else {}
-    return jax.jit(run, donate_argnums=(1, 2), compiler_options=options).trace(*arguments).lower(lowering_platforms=platforms)
+    return jax.jit(run, donate_argnums=(1, 2, 6), keep_unused=True, compiler_options=options).trace(*arguments).lower(lowering_platforms=platforms)
 
 
 def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) -> Drawn:
@@ -120,6 +123,12 @@ def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) 
 def tap_specs(config: ModelConfig, rows: int, dtype: Any, taps: tuple[int, ...]) -> tuple[ArraySpec, ...]:
     """The streams that a forward program of `rows` rows returns for a drafter."""
     return (replicated((rows, config.width), dtype),) * len(taps)
+
+
+def returned_specs(config: ModelConfig, capacity: Capacity, shape: StepShape, dtype: Any) -> tuple[Drawn, tuple[ArraySpec, ...]]:
+    """What a forward program returns besides caches and state."""
+    taps = shape.drafting.drafter.taps if shape.drafting else ()
+    return drawn_specs(config, capacity, shape.rows, dtype), tap_specs(config, shape.rows, dtype, taps)
 
 
 def lower_draw(config: ModelConfig, cut: Partition, capacity: Capacity, kernels: Kernels, rows: int, draws: int, kind: str,

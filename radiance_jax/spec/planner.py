@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from radiance_jax.spec import short
+from radiance_jax.spec import evidence, short
 from radiance_jax.spec.bids import Bids
 from radiance_jax.spec.cost import CostTable
 from radiance_jax.spec.counts import Counts
@@ -173,6 +173,9 @@ class Planner:
         """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it."""
         if not wants:
             return []
+        if not any(want.cap for want in wants):  # there is nothing to decide
+            self._short.update(len(wants))
+            return [evidence.alike(0)] * len(wants)
         most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
         tracks = [self._track(want.key, 0) for want in wants]
         limits = np.minimum([want.cap for want in wants], most)

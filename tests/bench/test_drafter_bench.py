@@ -5,9 +5,11 @@ import json
 import pytest
 
 from radiance_jax.bench import __main__ as bench
+from radiance_jax.bench import drafter
 from radiance_jax.bench import drafter_programs as programs
 from radiance_jax.bench.drafter import DrafterConfig, figures
 from radiance_jax.bench.drafter_shapes import SHAPES, TARGET_8B
+from radiance_jax.errors import UserError
 from radiance_jax.mesh import make_mesh
 from radiance_jax.models.draft.registry import read_drafter
 from tests.exactness.neural import NEURAL
@@ -47,6 +49,17 @@ def test_wrong_commands_are_refused(capsys, flags, says):
     assert says in next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
 
 
+def test_a_record_of_steps_stands_for_the_target(tmp_path):
+    step = {"way": "exact", "sequences": 1, "rows_each": 8, "context": 1024, "ms": 4.5}
+    wrong = [step | {"way": "mixed"}, step | {"rows_each": 16}, step | {"context": 0}]
+    path = tmp_path / "step.json"
+    path.write_text(json.dumps({"configuration": {"shape": "8b"}, "steps": [*wrong, step, step | {"sequences": 8, "ms": 5.5}]}))
+    assert [(each["sequences"], each["rows"], each["ms"]) for each in drafter.recorded_steps(str(path))] == [(1, 8, 4.5), (8, 64, 5.5)]
+    path.write_text(json.dumps({"configuration": {"shape": "default"}, "steps": []}))
+    with pytest.raises(UserError, match="shape default"):
+        drafter.recorded_steps(str(path))
+
+
 @pytest.mark.slow
 def test_a_run_measures_propose_observe_and_a_verify_step(tmp_path, monkeypatch, capsys):
     shape, out = tmp_path / "config.json", tmp_path / "out.json"
@@ -57,9 +70,9 @@ def test_a_run_measures_propose_observe_and_a_verify_step(tmp_path, monkeypatch,
     assert bench.main(["drafter", "--shapes", str(shape), "--sequences", "2", "--contexts", "40", "--rows", "5", "--repeats", "2",
                        "--rounds", "2", "--dtype", "f32", "--verify", "--temperature", "1", "--out", str(out)]) == 0
     found = json.loads(out.read_text())
-    drafter, = found["drafters"]
-    line, = drafter["propose"]
+    subject, = found["drafters"]
+    line, = subject["propose"]
     assert line["ms"] > line["floor_ms"] > 0 and line["over_floor"] == pytest.approx(line["ms"] / line["floor_ms"], rel=1e-4)
     assert line["share_of_verify"] == pytest.approx(line["ms"] / found["verify"][0]["ms"], rel=1e-4)
-    assert found["verify"][0]["rows"] == 16 and drafter["observe"][0]["rows"] == 5 and found["copy_gb_per_s"] > 0
+    assert found["verify"][0]["rows"] == 16 and subject["observe"][0]["rows"] == 5 and found["copy_gb_per_s"] > 0
     assert "propose 2 x 40" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from radiance_jax.engine.check import programs_agree
 from radiance_jax.engine.kernels import kernels_for, model_obstacle, segments_of
 from radiance_jax.engine.kinds import FULL, GREEDY, KINDS, PLAIN, Need, draw_steps, kind_of, need_of, row_steps
 from radiance_jax.engine.kinds import choose as programs_of
+from radiance_jax.engine.launches import compiler_options, one_by_one, weight_bytes
 from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Entry, Plan
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
@@ -120,6 +121,15 @@ def test_splits_follow_from_the_model_alone():
     assert long.split == 1024
     sizes = Capacity(slots=8, length=4096, rows=512, pages=9, page_size=64, depth=7)
     assert long.attention(sizes).split == long.attention(replace(sizes, length=100)).split == 1024
+
+
+def test_kernels_are_launched_one_by_one_where_weights_take_longer_than_launches():
+    table, rest = np.empty((1000, 10), np.float16), {"layers": [{"up": np.empty((10, 10), np.float16)}] * 2}
+    assert weight_bytes({"embed": table, **rest}, 1) == 20400  # the head is the embedding
+    assert weight_bytes({"embed": table, "head": table, **rest}, 2) == 10200  # the embedding is looked up
+    assert not one_by_one(30, 2.7e8) and compiler_options(30, 2.7e8) == {}
+    assert one_by_one(36, 1.5e10) and compiler_options(36, 1.5e10)
+    assert not one_by_one(36, 1.5e10 / 8), "eight devices read it in no time"
 
 
 def test_segments_are_enough_for_any_step():

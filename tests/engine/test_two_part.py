@@ -22,7 +22,7 @@ from radiance_jax.engine.results import DRAFTS, PROPOSER
 from radiance_jax.engine.state import DECODE, Capacity, admission_size, pack_admission, pack_plan, unpack_results
 from radiance_jax.engine.state import NEURAL as NEURAL_DRAFTS
 from radiance_jax.engine.steps import Programs, StepShape, lower_admission, lower_step
-from radiance_jax.engine.two_part import drawn_specs, head_params, lower_draw, lower_forward, tap_specs
+from radiance_jax.engine.two_part import head_params, lower_draw, lower_forward, returned_specs
 from radiance_jax.mesh import make_mesh
 from radiance_jax.models import llama
 from radiance_jax.models.config import parse_config
@@ -51,7 +51,7 @@ def device(folder, layers: int, kernels: bool, rows: tuple[int, ...], kinds: tup
     capacity = Capacity(slots=2, length=64, rows=rows[-1], pages=9, page_size=16, depth=3)
     specs, cache = llama.param_specs(config, cut, dtype), llama.cache_spec(config, cut, capacity.pages, 16, dtype)
     caches, how = (cache,) * layers, kernels_for(config, INTERPRET)
-    tiles, steps, draws, observe, draft, drafting = None if kernels else CPU_TILES, {}, {}, {}, {}, None
+    tiles, steps, draws, observe, draft, drafting, returned = None if kernels else CPU_TILES, {}, {}, {}, {}, None, {}
     if drafter is not None:
         drafting = Drafting(drafter=drafter, config=config, cut=cut, depth=3, length=64, slot_tiles=None, row_tiles=tiles)
         read = random_tensors(drafter)
@@ -65,16 +65,17 @@ def device(folder, layers: int, kernels: bool, rows: tuple[int, ...], kinds: tup
             continue
         assert model_obstacle(config, cut, 16) is None
         steps[r] = lower_forward(config, cut, capacity, shape, how, mesh, specs, caches).compile()
+        returned[r] = drawn, taps = returned_specs(config, capacity, shape, dtype)
         if drafting is not None:
-            turn, taps = drawn_specs(config, capacity, r, dtype).turn, tap_specs(config, r, dtype, drafter.taps)
-            observe[r] = lower_observe(drafting, capacity, turn, taps, mesh, dtype).compile()
+            observe[r] = lower_observe(drafting, capacity, drawn.turn, taps, mesh, dtype).compile()
         for kind in kinds:
             key = (r, draw_steps(r)[0], kind)
             draws[key] = lower_draw(config, cut, capacity, how, *key, mesh, specs).compile()
     admit = lower_admission(capacity, cut.vocab_size, mesh, admission_size(capacity)).compile()
     drafts = DraftPrograms(lower_propose(drafting, capacity, 0.0, mesh, head_params(specs), dtype).compile(), observe) if observe else None
     return Device(mesh=mesh, params=load_params(config, cut, model, mesh, dtype), capacity=capacity,
-                  programs=Programs(steps=steps, admit=admit, draws=draws, drafts=drafts), cache_specs=caches,
+                  programs=Programs(steps=steps, admit=admit, draws=draws, drafts=drafts, returned=returned),
+                  cache_specs=caches,
                   padded_vocab=cut.vocab_size, **draft)
 
 
