@@ -19,6 +19,7 @@ from radiance_jax.bench.kernels import KernelsConfig, compile_all, seconds
 from radiance_jax.bench.record import log
 from radiance_jax.errors import UserError
 from radiance_jax.pallas.paged_attention import AttentionShape, make_segments, paged_attention
+from radiance_jax.pallas.splits import splits_of
 from radiance_jax.pallas.verify_attention import SplitShape, make_places, segment_height, verify_attention
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -33,14 +34,16 @@ PATIENCE, COMPILATION = 40.0, 240.0
 
 
 def parse_form(text: str, most: int) -> SplitShape:
-    """`"2x256x4x132"` (lanes, split, stages, walkers) for contexts of at most `most` positions."""
+    """`"2x256x4x132x4"` (lanes, split, stages, walkers; splits of that length before they are twice as long, if they ever are) for
+    contexts of at most `most` positions."""
     parts = text.split("x")
-    if len(parts) != 4 or not all(part.isdigit() for part in parts):
-        raise UserError(f"forms are LANESxSPLITxSTAGESxWALKERS, such as 2x256x4x132; got {text!r}", param="forms")
-    lanes, split, stages, walkers = map(int, parts)
+    if len(parts) not in (4, 5) or not all(part.isdigit() for part in parts):
+        raise UserError(f"forms are LANESxSPLITxSTAGESxWALKERS or ...xFINE, such as 2x256x4x132x4; got {text!r}", param="forms")
+    lanes, split, stages, walkers, *fine = map(int, parts)
     if split < 64 or split % 64 or min(stages, walkers) < 1:
         raise UserError(f"a form's split is a multiple of 64, its stages and walkers at least 1; got {text!r}", param="forms")
-    return SplitShape(lanes=lanes, split=split, most=-(-most // split), stages=stages, walkers=walkers)
+    begin = fine[0] * split if fine else None
+    return SplitShape(lanes=lanes, split=split, fine=begin, most=splits_of(most, split, begin), stages=stages, walkers=walkers)
 
 
 def _alive(patience: float = PATIENCE) -> None:
@@ -140,7 +143,7 @@ def attention(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
                     want[case] = np.asarray(made["oracle", rows](*given))[:live].reshape(live, -1)
                 error = float(np.abs(y - want[case]).max() / np.abs(want[case]).max())
                 bits = y.reshape(sequences, each, -1)
-                differ = sum(int((kept.setdefault((how.lanes, how.split, context, s, r), bits[s, r]) != bits[s, r]).any())
+                differ = sum(int((kept.setdefault((how.lanes, how.split, how.fine, context, s, r), bits[s, r]) != bits[s, r]).any())
                              for s in range(sequences) for r in range(each))
                 _alive()
                 took = seconds(lambda f=program, given=given: f(*given), 2) / (ROUNDS * CHAIN * SLOTS)

@@ -18,7 +18,7 @@ from radiance_jax.bench.config import BENCH, numbers, words
 from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.kernels import copy_bandwidth, require_gpu
 from radiance_jax.bench.record import log
-from radiance_jax.engine.kernels import LANES
+from radiance_jax.engine.kernels import FINE, LANES, SPLIT
 from radiance_jax.flags import read_config
 from radiance_jax.settings import Config, setting
 
@@ -42,7 +42,8 @@ class StepConfig(Config):
     prefill: str = setting(str, "512,4096", "rows of a prefill chunk, 0 tokens before it", BENCH)
     context: str = setting(str, "1024,8192", "tokens before the rows", BENCH)
     ways: str = setting(str, ",".join(WAYS), "exact: row-invariant products; mixed: XLA's in their place", BENCH)
-    split: int = setting(int, 256, "positions of an attention split", BENCH, low=64)
+    split: int = setting(int, SPLIT, "positions of an attention split", BENCH, low=64)
+    fine: int = setting(int, FINE, "so many splits of that length, those behind them twice as long; 0: all alike", BENCH, low=0)
     lanes: int = setting(int, LANES, "warpgroups that share a split in the streamed attention kernel; 0: the plain one", BENCH)
     launches: str = setting(str, "auto", f"of kernels: {', '.join(LAUNCHES)}; auto: as an engine of these weights would", BENCH)
     bits: str = setting(str, "1,2,3,7,8,15,16,17,33,64,128,512", "row counts among which bits are compared", BENCH)
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     from radiance_jax.bench.step_programs import Steps
 
     longest = max(config.prompt, *numbers("context", config.context)) + 64
-    steps = Steps(config.shape, config.split, config.lanes, longest, config.launches)
+    steps = Steps(config.shape, config.split, config.fine * config.split or None, config.lanes, longest, config.launches)
     result |= {"weight_bytes": steps.weight_bytes, "steps": [], "bits": []}
     try:
         measure(config, steps, result)

@@ -23,6 +23,7 @@ from radiance_jax.models.partition import partition
 from radiance_jax.models.rows import Rows
 from radiance_jax.pallas import product as products
 from radiance_jax.pallas.paged_attention import make_segments
+from radiance_jax.pallas.splits import splits_of
 from radiance_jax.pallas.verify_attention import SplitShape, make_places, segment_height
 
 SLOTS, PAGE = 8, 64
@@ -41,13 +42,13 @@ def xla_product(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, *, ga
 class Steps:
     BEFORE = 5  # rows of another sequence before those whose bits are compared
 
-    def __init__(self, shape: str, split: int, lanes: int, length: int, launches: str = "auto"):
+    def __init__(self, shape: str, split: int, fine: int | None, lanes: int, length: int, launches: str = "auto"):
         self.config = parse_config({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-6,
                                     "max_position_embeddings": 65536, "hidden_act": "silu"} | SHAPES[shape])
         self.cut = partition(self.config, 1)
         length, self.launches = max(length, BUCKETS[-1]), launches
         self.pages = -(-length // PAGE)
-        self.how = SplitShape(split=split, lanes=lanes, most=-(-self.pages * PAGE // split))
+        self.how = SplitShape(split=split, fine=fine, lanes=lanes, most=splits_of(self.pages * PAGE, split, fine))
         specs = llama.param_specs(self.config, self.cut, jnp.bfloat16)
         leaves, tree = jax.tree.flatten(specs, is_leaf=is_spec)
         made = [self._random(i, spec.shape) for i, spec in enumerate(leaves)]

@@ -126,7 +126,7 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
         log(line)
     log(exactness_line(config, chosen))
     if kernels is not None:
-        log(f"kernels: row-invariant, splits of {kernels.split} positions")
+        log(f"kernels: row-invariant, {kernels.described()}")
     counts, wire = row_counts(capacity, chosen), with_remote(config.wire, mesh)
     if mesh.size > 1:
         log(describe_wire(wire, mesh.size, settings.width, counts))

@@ -9,6 +9,7 @@ from radiance_jax.engine.state import Capacity
 from radiance_jax.models.config import ModelConfig
 from radiance_jax.models.partition import Partition
 from radiance_jax.pallas.mosaic import ROWS
+from radiance_jax.pallas.splits import splits_of
 from radiance_jax.pallas.streamed_attention import LARGEST
 from radiance_jax.pallas.verify_attention import BLOCK, SplitShape, segment_height
 
@@ -16,28 +17,36 @@ GPUS = ("gpu", "cuda")
 HOPPER = "9.0"
 FF_MULTIPLE = 64  # the product kernels' step along K; ranks' feed-forward slices are padded to it with zeros
 SPLIT, MOST_SPLITS = 256, 128
+FINE = 4  # short splits, before they become twice as long
 LANES = 2  # the attention kernel's form (SplitShape.lanes), where a head fits it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Static choices of a forward pass in kernels. `split`: positions of the context that one thread block walks; `lanes`: the
-    form in which it does (`SplitShape`). The bits depend on both, so that they follow from the model alone. `interpret`: the
+    """Static choices of a forward pass in kernels. `split`: positions of the context that one thread block walks, twice as many from
+    `fine` on; `lanes`: the form in which it does (`SplitShape`). The bits depend on both, so that they follow from the model alone. `interpret`: the
     interpreter to run the kernels in (tests), None on a GPU."""
 
     split: int
+    fine: int | None = None
     lanes: int = 0
     interpret: Any = None
 
     def attention(self, capacity: Capacity) -> SplitShape:
-        return SplitShape(split=self.split, lanes=self.lanes, most=-(-capacity.length // self.split))
+        most = splits_of(capacity.length, self.split, self.fine)
+        return SplitShape(split=self.split, fine=self.fine, lanes=self.lanes, most=most)
+
+    def described(self) -> str:
+        """What the bits depend on, for the start-up log."""
+        beyond = "" if self.fine is None else f", {2 * self.split} beyond {self.fine}"
+        return f"splits of {self.split} positions{beyond}; " + ("one warpgroup each" if not self.lanes else f"{self.lanes} lanes each")
 
 
 def kernels_for(model: ModelConfig, interpret: Any = None) -> Kernels:
     """At most `MOST_SPLITS` splits at the model's longest context: their partial sums are workspace."""
     blocks = -(-model.max_position // (MOST_SPLITS * BLOCK))
-    lanes = LANES if model.head_size <= LARGEST else 0
-    return Kernels(split=max(SPLIT, blocks * BLOCK), lanes=lanes, interpret=interpret)
+    lanes, split = LANES if model.head_size <= LARGEST else 0, max(SPLIT, blocks * BLOCK)
+    return Kernels(split=split, fine=FINE * split, lanes=lanes, interpret=interpret)
 
 
 def segments_of(model: ModelConfig, cut: Partition, capacity: Capacity, rows: int) -> tuple[int, int]:

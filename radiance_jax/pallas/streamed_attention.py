@@ -43,7 +43,7 @@ def streamed_partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segment
         raise ValueError(f"the streamed form takes 1 or 2 lanes and a stage for each at least; got {lanes} and {how.stages} stages")
     if size > LARGEST:
         raise ValueError(f"the streamed form takes heads of at most {LARGEST}, or its buffers do not fit; got {size}")
-    count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
+    count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.blocks
     ahead = max(min(PAGES // per_block, per_split), 1)
     work, number = work_list(segments, how)
     pages = pages_of(work, tables, how, page)

@@ -1,12 +1,11 @@
 """Paged attention of chunks, decode rows and chains of drafts on a Hopper GPU: the kernel form of `paged_attention`.
 
-A thread block takes one segment (rows of one sequence that stand together), one key head and one *split* of the context. A
-split is a fixed number of positions, counted from position 0, and is walked in blocks of 64; splits are combined in
-ascending order. So a row meets the same keys in the same order whatever its segment, its mates and the pages' places; a
+A thread block takes one segment (rows of one sequence that stand together), one key head and one *split* of the context. Splits
+begin at fixed positions, counted from 0 (`splits.py`), and are walked in blocks of 64; they are combined in ascending order. So a row meets the same keys in the same order whatever its segment, its mates and the pages' places; a
 block or split that is masked for it is neutral to the last bit (maximum unchanged, factor exactly 1, zero added).
 
 There are two forms: the one here, in which one warpgroup does everything, and the stream of `streamed_attention`, in which
-blocks of a split are dealt to lanes. Their bits differ; within a form nothing but `split` and `lanes` changes one.
+blocks of a split are dealt to lanes. Their bits differ; within a form nothing but where splits begin, and `lanes`, changes one.
 
 The queries of the heads that share a key head are rows of one wgmma tile: flat row j * share + i is head i of row j.
 """
@@ -66,7 +65,7 @@ def _partials(q: jax.Array, cache: jax.Array, tables: jax.Array, segments: Segme
     maxima [splits, C, G, 64]."""
     _, groups, _, size = q.shape
     page = cache.shape[2]
-    count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.split // BLOCK
+    count, per_block, per_split = segments.slot.shape[0], BLOCK // page, how.blocks
     scale = size**-0.5 * math.log2(math.e)
     dtype, stages = q.dtype, min(how.stages, per_split)
     work, number = work_list(segments, how)
@@ -190,9 +189,9 @@ def _combine(parts: tuple[jax.Array, jax.Array, jax.Array], segments: Segments, 
     at = jnp.minimum(places.segment, count - 1)
     position = segments.position[at]
     last = position + segments.rows[at] - 1
-    begin = first_block(position, how.window) * BLOCK // how.split
+    begin = how.number(first_block(position, how.window) * BLOCK)
     # Everything a row must know to begin, side by side: one read, not a chain of them.
-    ways = jnp.stack([places.segment, places.index, begin, last // how.split + 1], axis=1).astype(jnp.int32)
+    ways = jnp.stack([places.segment, places.index, begin, how.number(last) + 1], axis=1).astype(jnp.int32)
 
     def body(sums_g, total_g, top_g, ways_g, o_g, o_s):
         row, group = lax.axis_index("row"), lax.axis_index("group")

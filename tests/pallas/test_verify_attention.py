@@ -9,6 +9,7 @@ import pytest
 
 from kernels import INTERPRET, random, same_bits, wide
 from radiance_jax.pallas.paged_attention import make_segments
+from radiance_jax.pallas.splits import splits_of, work_list
 from radiance_jax.pallas.verify_attention import BLOCK, SplitShape, make_places, segment_height, verify_attention
 
 GROUPS, LENGTH, ROWS, CAPACITY = 2, 192, 8, 4
@@ -117,7 +118,43 @@ def test_segments_of_a_long_chunk_change_no_bit():
 TWO = {"lanes": 2, "split": 2 * BLOCK, "most": 2, "walkers": 3}  # several splits a thread block, some of one block
 
 
+GROWING = {"lanes": 2, "split": BLOCK, "fine": BLOCK, "most": 2, "walkers": 3}  # a split of one block, and one of two
+
+
 def test_the_streamed_form_equals_the_dense_sum_and_no_foreign_number_leaks():
+    """Rows in the short split, across its end, and in the long one behind it."""
+    Case(3, 64, 16).check((62, 130, 0), (3, 1, 2), **GROWING)
+
+
+@pytest.mark.long
+def test_a_row_has_the_same_bits_in_splits_that_grow():
+    case = Case(3, 64, 16)
+    together = case.attend((62, 126, 17), (4, 2, 2), **GROWING)
+    for row, at in ((0, 62), (3, 65)):
+        assert same_bits(case.attend((at, 0, 0), (1, 0, 0), **GROWING)[0], together[row])
+
+
+@pytest.mark.parametrize("split, fine, window", ((64, None, None), (128, 256, None), (64, 64, None), (128, 256, 100), (64, 192, 65)))
+def test_work_covers_the_blocks_that_rows_see_and_no_other(split, fine, window):
+    """Every split by brute force, of contexts on both sides of where splits become longer."""
+    how = SplitShape(split=split, fine=fine, window=window, most=splits_of(1024, split, fine))
+    begins = [p for p in range(0, 1025, split) if fine is None or p < fine or (p - fine) % (2 * split) == 0]
+    position, rows = np.array([0, 60, 250, 255, 700]), np.array([1, 8, 12, 1, 3])
+    segments = make_segments(*(jnp.asarray(x, jnp.int32) for x in (np.cumsum(rows) - rows, rows, position)), 16, 8)
+    work, number = work_list(segments, how)
+    found = {(int(each[0]), int(each[5]) + i): int(each[1]) for each in np.asarray(work)[:int(number[0])] for i in range(each[6])}
+    expected = {}
+    for at, (first, count) in enumerate(zip(position, rows, strict=True)):
+        lowest = 0 if window is None else max(first - window + 1, 0)
+        for block in range(lowest // BLOCK, (first + count - 1) // BLOCK + 1):
+            expected[at, block] = max(n for n, begin in enumerate(begins) if begin <= block * BLOCK)
+    assert found == expected and int(np.asarray(work)[:int(number[0]), 6].sum()) == len(found)
+    assert [int(how.number(np.int32(p))) for p in (0, 255, 256, 1023)] == [
+        max(n for n, begin in enumerate(begins) if begin <= p) for p in (0, 255, 256, 1023)]
+
+
+@pytest.mark.long
+def test_the_streamed_form_of_equal_splits():
     Case(3, 64, 16).check((62, 130, 0), (3, 1, 2), **TWO)
 
 
