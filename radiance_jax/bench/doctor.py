@@ -157,8 +157,10 @@ def examine(config: DoctorConfig, argv: Sequence[str], started: float) -> dict[s
                             ignore_eos=config.ignore_eos, draft_window="fixed")
     log("-- the target answers --")
     engine = EngineConfig(**engine_values(config))
-    texts, result["engine"] = doctor_texts.write(engine, ways, params, settings.max_position, log)
+    texts, answers = doctor_texts.write(engine, ways, params, settings.max_position, log)
     texts = _long_enough(texts)
+    kept = {text.id for text in next(iter(texts.values()))}
+    result["engine"] = doctor_texts.accepted([each for each in answers if each.prompt in kept])
     target = readings.Target(layers=settings.num_layers, rope=settings.rope, masks=_masks(tokenizer, drafter), texts=tuple(texts))
     base = readings.declared(drafter, next(iter(texts)))
     log("-- the texts are replayed --")

@@ -130,8 +130,8 @@ def plant(kind: str, base: Reading, target: Target) -> Reading | None:
     c = base.drafter.config
     if kind == TAPS:  # one further on, as by a reader that takes inputs for outputs
         near = near[-1:]
-    elif kind == MASK:
-        near = [each for each in near if abs(each.drafter.config.mask_id - c.mask_id) == 1]
+    elif kind == MASK:  # the id behind it, which is often a word
+        near = [each for each in near if abs(each.drafter.config.mask_id - c.mask_id) == 1][::-1]
     elif kind == ROPE:
         far = max(THETAS, key=lambda theta: abs(math.log(theta / c.rope.theta)))
         near = [each for each in near if each.drafter.config.rope.theta == far]

@@ -5,6 +5,7 @@ from typing import Any
 
 from radiance_jax.bench import doctor_readings as readings
 from radiance_jax.bench.doctor_replay import Text
+from radiance_jax.bench.figures import Answer
 from radiance_jax.bench.measure import serve
 from radiance_jax.bench.prompt_sets import Prompt
 from radiance_jax.config import EngineConfig
@@ -38,9 +39,9 @@ def put(prompts: Sequence[Prompt], tokenizer: Any, chat: Any) -> dict[str, list[
 
 
 def write(engine: EngineConfig, ways: dict[str, list[Prompt]], params: SamplingParams, limit: int,
-          log: Callable[[str], None]) -> tuple[dict[str, list[Text]], dict[str, Any]]:
-    """The target's answers by way, and the engine's own acceptance on those of the first way: histogram of accepted drafts, and
-    tokens a verify step. The drafter drafts alone, always all it may. `limit`: the model's context."""
+          log: Callable[[str], None]) -> tuple[dict[str, list[Text]], Sequence[Answer]]:
+    """The target's answers by way, and those of the first way as the engine gave them. The drafter drafts alone, always all it
+    may. `limit`: the model's context."""
     need = max(len(each.ids) for prompts in ways.values() for each in prompts) + params.max_tokens
     if need > limit:
         raise UserError(f"prompt and answer must fit the model's context of {limit} tokens; the longest needs {need}",
@@ -57,12 +58,17 @@ def write(engine: EngineConfig, ways: dict[str, list[Prompt]], params: SamplingP
                            for each, answer in zip(prompts, done.answers, strict=True)]
     finally:
         one.close()
+    return texts, first.answers
+
+
+def accepted(answers: Sequence[Answer]) -> dict[str, Any]:
+    """The engine's own acceptance: histogram of accepted drafts, and tokens a verify step."""
     histogram: dict[int, int] = {}
-    for answer in first.answers:
-        for accepted, count in answer.stats.acceptance_histogram.items():
-            histogram[accepted] = histogram.get(accepted, 0) + count
-    steps = sum(answer.stats.num_decode_steps for answer in first.answers)
-    return texts, {
+    for answer in answers:
+        for count, times in answer.stats.acceptance_histogram.items():
+            histogram[count] = histogram.get(count, 0) + times
+    steps = sum(answer.stats.num_decode_steps for answer in answers)
+    return {
         "acceptance_histogram": [histogram.get(i, 0) for i in range(max(histogram, default=0) + 1)],
         "accepted_a_step": sum(i * count for i, count in histogram.items()) / max(sum(histogram.values()), 1),
-        "tokens_per_verify": sum(len(answer.ids) - 1 for answer in first.answers) / max(steps, 1)}
+        "tokens_per_verify": sum(len(answer.ids) - 1 for answer in answers) / max(steps, 1)}

@@ -32,7 +32,7 @@ SHAPES = {
     "default": {"qkv": (576, 960, False), "out": (576, 576, False), "gate_up": (576, 1536, True), "down": (1536, 576, False),
                 "head": (576, 49152, False)},
 }
-FORMS = "0x256x4x132,0x256x2x264,2x256x4x132,2x128x4x132,1x256x4x132"
+FORMS = "0x256x4x132,0x256x2x264,2x256x4x132,2x256x4x132x4,2x128x4x132,1x256x4x132"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,8 @@ class KernelsConfig(Config):
     rows: str = setting(str, "8,16,32,64,128,512", "row counts", BENCH)
     tile_rows: str = setting(str, "8,16,64", "row counts at which tiles are compared", BENCH)
     context: str = setting(str, "1024,8192", "context lengths for attention", BENCH)
-    forms: str = setting(str, FORMS, "forms of attention: lanes (0: the plain kernel), split, stages, walkers", BENCH)
+    forms: str = setting(str, FORMS, "forms of attention: lanes (0: the plain kernel), split, stages, walkers; then, "
+                         "if you like, the splits behind which they are twice as long", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
 
 

@@ -34,8 +34,8 @@ PATIENCE, COMPILATION = 40.0, 240.0
 
 
 def parse_form(text: str, most: int) -> SplitShape:
-    """`"2x256x4x132x4"` (lanes, split, stages, walkers; splits of that length before they are twice as long, if they ever are) for
-    contexts of at most `most` positions."""
+    """`"2x256x4x132x4"` (lanes, split, stages, walkers; splits of that length before they are twice as long, if they ever are)
+    for contexts of at most `most` positions."""
     parts = text.split("x")
     if len(parts) not in (4, 5) or not all(part.isdigit() for part in parts):
         raise UserError(f"forms are LANESxSPLITxSTAGESxWALKERS or ...xFINE, such as 2x256x4x132x4; got {text!r}", param="forms")
@@ -102,7 +102,7 @@ def _oracle(rows: int) -> Callable:
 
 def attention(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
     """Decode and verify rows of one and of eight sequences in every form. `differ`: rows whose bits are not those of the same
-    row in another case, or in an earlier form that promises the same (equal lanes and split)."""
+    row in another case, or in an earlier form that promises the same (equal lanes, split and fine)."""
     out, contexts = [], numbers("context", config.context)
     forms = {text: parse_form(text, max(contexts)) for text in words("forms", config.forms)}
     buckets = tuple(dict.fromkeys(_bucket(*case) for case in CASES))
@@ -143,7 +143,8 @@ def attention(config: KernelsConfig, bandwidth: float) -> list[dict[str, Any]]:
                     want[case] = np.asarray(made["oracle", rows](*given))[:live].reshape(live, -1)
                 error = float(np.abs(y - want[case]).max() / np.abs(want[case]).max())
                 bits = y.reshape(sequences, each, -1)
-                differ = sum(int((kept.setdefault((how.lanes, how.split, how.fine, context, s, r), bits[s, r]) != bits[s, r]).any())
+                like = how.lanes, how.split, how.fine, context
+                differ = sum(int((kept.setdefault((*like, s, r), bits[s, r]) != bits[s, r]).any())
                              for s in range(sequences) for r in range(each))
                 _alive()
                 took = seconds(lambda f=program, given=given: f(*given), 2) / (ROUNDS * CHAIN * SLOTS)

@@ -179,10 +179,11 @@ def _programs(config: EngineConfig, ladder: Ladder, cache_dir: Path, log: Callab
     shelf = Shelf(cache_dir, ladder.described(), ladder.mesh) if config.compile_cache and ladder.hooks is NO_HOOKS else None
     if config.compile_cache and shelf is None:
         use_persistent_cache(cache_dir / "compiled")
-    programs = programs_of(compile_all(ladder.programs(), threads=min(os.cpu_count() or 1, 8), shelf=shelf, log=log),
-                           ladder.returned())
-    log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, {shelf.found if shelf else 0} of them kept from before, "
-        f"ready in {time.monotonic() - started:.1f} s")
+    compiled = compile_all(ladder.programs(), threads=min(os.cpu_count() or 1, 8), shelf=shelf, log=log)
+    programs = programs_of(compiled, ladder.returned())
+    kept = shelf.found if shelf else 0
+    log(f"programs: {sum(map(len, programs.groups))} step and 1 admission, {kept} of them kept from before, ready in "
+        f"{time.monotonic() - started:.1f} s")
     return programs, shelf
 
 
@@ -256,8 +257,8 @@ def _without_exactness(config: EngineConfig, chosen: Choices, found: str, log: C
 def _prices(config: EngineConfig, chosen: Choices, device: Device, counts: tuple[int, ...], file: Path | None,
             log: Callable[[str], None]) -> tuple[CostTable, CostTable]:
     """What steps cost without and with a neural drafter: kept in `file` from before, or measured now."""
-    none = partial(prices.table, device.capacity, chosen.tiles, CPU_HEAD_TILE, counts)
-    cost, drafting_cost = none(), none()
+    none = partial(prices.tables, device.capacity, chosen.tiles, CPU_HEAD_TILE, counts)
+    cost, drafting_cost = none()
     if not device.capacity.depth or config.draft_window != "adaptive":
         return cost, drafting_cost
     started = time.monotonic()
@@ -265,7 +266,7 @@ def _prices(config: EngineConfig, chosen: Choices, device: Device, counts: tuple
     if found:
         drafting_cost.load(prices.beside(file))  # if there are none, they count as costing what others do until they are taken
     else:
-        cost = none()
+        cost, drafting_cost = none()
         prices.measure(cost, device, device.capacity)
         if device.drafter_apart:
             prices.measure(drafting_cost, device, device.capacity, with_drafter=True)

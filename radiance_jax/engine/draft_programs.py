@@ -26,8 +26,9 @@ from radiance_jax.spec.drafter import Proposal
 
 @dataclass(frozen=True)
 class DraftPrograms:
-    """Compiled. `propose(draft params, draft cache, head params, state, plan, last)` returns a `Proposal` of tokens [S, K] and their
-    number [S] in the place of the last one; `observe`, by rows, `(draft params, draft cache, taps, turn, computed)` the cache, which it takes over."""
+    """Compiled. `propose(draft params, draft cache, head params, state, plan, last)` returns a `Proposal` of tokens [S, K] and
+    their number [S] in the place of the last one; `observe`, by rows, `(draft params, draft cache, taps, turn, computed)` the
+    cache, which it takes over."""
 
     propose: Any
     observe: dict[int, Any]

@@ -17,15 +17,15 @@ GPUS = ("gpu", "cuda")
 HOPPER = "9.0"
 FF_MULTIPLE = 64  # the product kernels' step along K; ranks' feed-forward slices are padded to it with zeros
 SPLIT, MOST_SPLITS = 256, 128
-FINE = 4  # short splits, before they become twice as long
+FINE = 4  # short splits, before they become twice as long (where the streamed form walks them)
 LANES = 2  # the attention kernel's form (SplitShape.lanes), where a head fits it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """Static choices of a forward pass in kernels. `split`: positions of the context that one thread block walks, twice as many from
-    `fine` on; `lanes`: the form in which it does (`SplitShape`). The bits depend on both, so that they follow from the model alone. `interpret`: the
-    interpreter to run the kernels in (tests), None on a GPU."""
+    """Static choices of a forward pass in kernels. `split`: positions of the context that one thread block walks, twice as many
+    from position `fine` on; `lanes`: the form in which it does (`SplitShape`). The bits depend on all three, so that they follow
+    from the model alone. `interpret`: the interpreter to run the kernels in (tests), None on a GPU."""
 
     split: int
     fine: int | None = None
@@ -37,16 +37,17 @@ class Kernels:
         return SplitShape(split=self.split, fine=self.fine, lanes=self.lanes, most=most)
 
     def described(self) -> str:
-        """What the bits depend on, for the start-up log."""
-        beyond = "" if self.fine is None else f", {2 * self.split} beyond {self.fine}"
-        return f"splits of {self.split} positions{beyond}; " + ("one warpgroup each" if not self.lanes else f"{self.lanes} lanes each")
+        """What the bits depend on, for the start-up log: "splits of 256 positions, 512 beyond 1,024, two lanes"."""
+        beyond = "" if self.fine is None else f", {2 * self.split:,} beyond {self.fine:,}"
+        return f"splits of {self.split:,} positions{beyond}, {('no lanes', 'one lane', 'two lanes')[self.lanes]}"
 
 
 def kernels_for(model: ModelConfig, interpret: Any = None) -> Kernels:
-    """At most `MOST_SPLITS` splits at the model's longest context: their partial sums are workspace."""
-    blocks = -(-model.max_position // (MOST_SPLITS * BLOCK))
-    lanes, split = LANES if model.head_size <= LARGEST else 0, max(SPLIT, blocks * BLOCK)
-    return Kernels(split=split, fine=FINE * split, lanes=lanes, interpret=interpret)
+    """The model's longest context is at most `MOST_SPLITS` of the longest splits: partial sums are workspace."""
+    lanes = LANES if model.head_size <= LARGEST else 0
+    longest = 2 if lanes else 1
+    split = max(SPLIT, -(-model.max_position // (longest * MOST_SPLITS * BLOCK)) * BLOCK)
+    return Kernels(split=split, fine=FINE * split if lanes else None, lanes=lanes, interpret=interpret)
 
 
 def segments_of(model: ModelConfig, cut: Partition, capacity: Capacity, rows: int) -> tuple[int, int]:

@@ -27,11 +27,12 @@ class Stepper(Protocol):
         """Seconds of a step in which slot i verifies so many drafts; with the pass of a drafter that runs apart or without."""
 
 
-def table(capacity: Capacity, heights: Heights | None, head_tile: int, sizes: tuple[int, ...]) -> CostTable:
-    """An empty table: steps are told apart by tiles of layers and head, or by the programs of `sizes` rows."""
-    if heights is None:
-        return CostTable(program_charge(sizes))
-    return CostTable(tiled_charge(capacity.rows, lambda rows: (rows_computed(rows, heights), -(-rows // head_tile))))
+def tables(capacity: Capacity, heights: Heights | None, head_tile: int, sizes: tuple[int, ...]) -> tuple[CostTable, CostTable]:
+    """Empty tables of steps without and with a neural drafter: told apart by tiles of layers and head, or by the programs of
+    `sizes` rows."""
+    charge = program_charge(sizes) if heights is None else tiled_charge(
+        capacity.rows, lambda rows: (rows_computed(rows, heights), -(-rows // head_tile)))
+    return (cost := CostTable(charge)), CostTable(charge, cost)
 
 
 def measure(table: CostTable, device: Stepper, capacity: Capacity, with_drafter: bool = False) -> None:

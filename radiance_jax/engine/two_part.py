@@ -85,10 +85,10 @@ def _draw(config: ModelConfig, capacity: Capacity, kernels: Kernels, draws: int,
 
 def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape: StepShape, kernels: Kernels, mesh: Mesh, params,
                   caches, hooks: Hooks = NO_HOOKS, platforms: tuple[str, ...] | None = None):
-    """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated, and so
-    is what it returned the last time, unread: it writes there again (a graph of kernels is sent in half the time where
-    no address has changed). It takes what a drafter proposed (`()`: there is none) and returns its taps. `platforms`: to lower for
-    others than the mesh's own."""
+    """Lowers the forward program of `shape.rows` rows for arrays described by `ArraySpec` trees. Caches and state are donated,
+    and so is what it returned the last time, unread: it writes there again (a graph of kernels is sent in half the time where no
+    address has changed). It takes what a drafter proposed (`()`: there is none) and returns its taps. `platforms`: to lower
+    for others than the mesh's own."""
     state, whole = state_specs(capacity, cut.vocab_size), PartitionSpec()
 
     def forward(params, caches, state, plan, knobs, proposed, returned):

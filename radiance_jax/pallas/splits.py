@@ -1,8 +1,8 @@
 """How the context of a step's segments is cut into splits, and who walks them: shared by the forms of the attention kernel.
 
-Where splits begin is a fixed function of the position, counted from 0: short ones first, so that a short context is walked by many
-thread blocks, then longer ones, so that a long one has few partial sums. A list of the splits that live segments need is made on
-the device, so that no thread block is launched for a context that is not there.
+Where splits begin is a fixed function of the position, counted from 0: short ones first, so that a short context is walked by
+many thread blocks, then longer ones, so that a long one has few partial sums. A list of the splits that live segments need is
+made on the device, so that no thread block is launched for a context that is not there.
 """
 
 from dataclasses import dataclass
@@ -34,6 +34,12 @@ class SplitShape:
     lanes: int = 0
     stages: int = 4
     walkers: int = 132
+
+    def __post_init__(self) -> None:
+        if self.split < BLOCK or self.split % BLOCK:
+            raise ValueError(f"a split is a multiple of {BLOCK} positions; got {self.split}")
+        if self.fine is not None and (self.fine < 0 or self.fine % self.split):
+            raise ValueError(f"fine positions are a multiple of the split's {self.split}; got {self.fine}")
 
     @property
     def blocks(self) -> int:
@@ -86,7 +92,8 @@ def work_list(segments: Segments, how: SplitShape) -> tuple[jax.Array, jax.Array
 
 
 def pages_of(work: jax.Array, tables: jax.Array, how: SplitShape, page: int) -> jax.Array:
-    """The pages of an item's blocks, int32 [I, pages a split], from its first block on: one read less in a chain of them."""
+    """The pages of an item's blocks, int32 [I, pages of the longest split], from its first block on: one read less in a chain of
+    them."""
     per_block = BLOCK // page
     slot, begin = (work[:, ITEM.index(name)] for name in ("slot", "begin"))
     at = begin[:, None] * per_block + jnp.arange(how.blocks * per_block, dtype=jnp.int32)

@@ -1,8 +1,9 @@
 """Paged attention of chunks, decode rows and chains of drafts on a Hopper GPU: the kernel form of `paged_attention`.
 
 A thread block takes one segment (rows of one sequence that stand together), one key head and one *split* of the context. Splits
-begin at fixed positions, counted from 0 (`splits.py`), and are walked in blocks of 64; they are combined in ascending order. So a row meets the same keys in the same order whatever its segment, its mates and the pages' places; a
-block or split that is masked for it is neutral to the last bit (maximum unchanged, factor exactly 1, zero added).
+begin at fixed positions (`splits.py`), are walked in blocks of 64 and combined in ascending order. So a row meets the same
+keys in the same order whatever its segment, its mates and the pages' places; a block or split that is masked for it is neutral
+to the last bit (maximum unchanged, factor exactly 1, zero added).
 
 There are two forms: the one here, in which one warpgroup does everything, and the stream of `streamed_attention`, in which
 blocks of a split are dealt to lanes. Their bits differ; within a form nothing but where splits begin, and `lanes`, changes one.

@@ -6,13 +6,15 @@ charge the median counts, so that one disturbed step moves nothing.
 
 A machine gets slower or faster as a whole (other programs, longer contexts), and the charges that are not met just now
 would keep the prices of another hour. So a charge remembers what the others cost when it was met last, and its price moves
-with those that were met since.
+with those that were met since. Steps of another kind on the same machine (those in which a drafter runs) have a table of their
+own, but one ledger: what is met in one table moves the prices of the other.
 """
 
 import json
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -38,16 +40,43 @@ def program_charge(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(next(size for size in sizes if size >= rows) for rows in range(max(sizes) + 1))
 
 
+Mark = tuple[int, int]  # the number of a table, and a charge
+
+
+@dataclass
+class Ledger:
+    """What all tables of a machine know of each charge: its median, what all cost when it was met last, and when that was, in
+    steps observed."""
+
+    tables: int = 0
+    steps: int = 0
+    medians: dict[Mark, float] = field(default_factory=dict)
+    then: dict[Mark, dict[Mark, float]] = field(default_factory=dict)
+    met: dict[Mark, int] = field(default_factory=dict)
+
+    def enter(self, mark: Mark, seconds: float) -> None:
+        self.steps += 1
+        self.medians[mark] = seconds
+        self.then[mark], self.met[mark] = dict(self.medians), self.steps
+
+    def now(self, mark: Mark) -> float:
+        """The price of a charge: its median, moved with those met since (by the median of how much dearer they became)."""
+        then, met = self.then[mark], self.met[mark]
+        since = [self.medians[other] / then[other] for other, when in self.met.items() if when > met and other in then]
+        return self.medians[mark] * (median(since) if since else 1.0)
+
+
 class CostTable:
     """`observe` files a step, `curve` prices all row counts at once."""
 
-    def __init__(self, charge: Sequence[int]):
+    def __init__(self, charge: Sequence[int], beside: "CostTable | None" = None):
+        """`beside`: the table of another kind of steps on the same machine."""
         self.charge = tuple(charge)
+        self._ledger = Ledger() if beside is None else beside._ledger
+        self._number = self._ledger.tables
+        self._ledger.tables += 1
         self._seen: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
-        self._then: dict[int, dict[int, float]] = {}  # charge -> what all cost when it was met last
-        self._met: dict[int, int] = {}  # charge -> when that was, in steps observed
-        self._curve: np.ndarray | None = None
+        self._curve, self._priced = np.zeros(0), -1  # and after how many steps
         self._filed = np.zeros(0, int)  # the charge of each row count that `_curve` prices
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -57,22 +86,15 @@ class CostTable:
         key = self.charge[min(rows, len(self.charge) - 1)]
         seen = self._seen.setdefault(key, deque(maxlen=WINDOW))
         seen.append(seconds)
-        self._medians[key], self._curve = median(seen), None
-        self._then[key], self._met[key] = dict(self._medians), max(self._met.values(), default=0) + 1
+        self._ledger.enter((self._number, key), median(seen))
 
     def measured(self) -> dict[int, float]:
         """Seconds by charge, of the charges that were seen."""
-        return {key: self._medians[key] * self._pace(key) for key in sorted(self._medians)}
-
-    def _pace(self, key: int) -> float:
-        """How much dearer the charges met since this one have become meanwhile (their median)."""
-        then, met = self._then[key], self._met[key]
-        since = [self._medians[other] / then[other] for other, when in self._met.items() if when > met and other in then]
-        return median(since) if since else 1.0
+        return {key: self._ledger.now((self._number, key)) for key in sorted(self._seen)}
 
     def knows(self, rows: int) -> bool:
         """Whether a step of so many rows was ever measured."""
-        return self.charge[min(rows, len(self.charge) - 1)] in self._medians
+        return self.charge[min(rows, len(self.charge) - 1)] in self._seen
 
     def curve(self, rows: int) -> np.ndarray:
         """Seconds of steps of 0 to at least `rows` rows.
@@ -80,8 +102,8 @@ class CostTable:
         A charge not seen yet lies on the line between its neighbours, beyond the last one in proportion to rows; more rows
         never cost less. With nothing seen a row costs a second: dear enough that nobody drafts on it.
         """
-        if self._curve is None or len(self._curve) <= rows:
-            self._curve = self._price(max(rows + 1, len(self.charge)))
+        if self._priced != self._ledger.steps or len(self._curve) <= rows:
+            self._curve, self._priced = self._price(max(rows + 1, len(self.charge))), self._ledger.steps
         return self._curve
 
     def _price(self, length: int) -> np.ndarray:
@@ -89,7 +111,7 @@ class CostTable:
             n = np.arange(length)
             self._filed = np.where(n < len(self.charge), np.resize(self.charge, length), n)
         filed = self._filed
-        if not self._medians:
+        if not self._seen:
             return np.maximum(filed, 1).astype(float)
         prices = self.measured()
         known, seconds = list(prices), np.maximum.accumulate(list(prices.values()))
@@ -99,8 +121,8 @@ class CostTable:
 
     def save(self, path: Path) -> None:
         """Whole or not at all: another process may be reading or writing it."""
-        seconds = {str(key): [float(f"{x * self._pace(key):.4g}") for x in list(seen)[-KEPT:]]
-                   for key, seen in sorted(self._seen.items())}
+        moved = {key: price / self._ledger.medians[self._number, key] for key, price in self.measured().items()}
+        seconds = {str(key): [float(f"{x * moved[key]:.4g}") for x in list(self._seen[key])[-KEPT:]] for key in moved}
         text = json.dumps({"format": FORMAT, "seconds": seconds})
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".{os.getpid()}.new")
@@ -120,9 +142,9 @@ class CostTable:
             if 0 < key < len(self.charge) and self.charge[key] == key:
                 for each in seen:
                     self.observe(key, each)
-        for key in self._then:
-            self._then[key] = dict(self._medians)
-        return bool(self._medians)
+        for mark in self._ledger.then:  # they are all of one hour
+            self._ledger.then[mark] = dict(self._ledger.medians)
+        return bool(self._seen)
 
 
 def profile(table: CostTable, run: Callable[[int], float | None], most: int, limit: float,

@@ -34,6 +34,7 @@ from radiance_jax.spec.window import runner_up, worth
 
 PROBE_EVERY = 256  # decode steps between looks at the second best depths
 PROBE_NEW = 16  # the same, where those would run steps that were never measured
+MOST_ALIKE, ALIKE_SECONDS = 4, 0.01  # steps that may go by one plan, and for how long: planning takes the host a while itself
 NEVER = 2**31
 
 
@@ -88,7 +89,7 @@ class Planner:
     def __init__(self, rules: Rules, cost: CostTable, drafting_cost: CostTable | None = None):
         """`cost` prices steps in which no neural drafter runs, `drafting_cost` those in which one does."""
         self.rules, self.cost, self.counts = rules, cost, Counts()
-        self.drafting_cost = drafting_cost or CostTable(cost.charge)
+        self.drafting_cost = drafting_cost or CostTable(cost.charge, cost)
         self.counts.right, self.counts.seconds = [0] * (rules.depth + 1), np.zeros(rules.depth + 1)
         self._tracks: dict[int, Track] = {}
         self._shared: dict[tuple[int, int], Acceptance] = {}
@@ -97,6 +98,9 @@ class Planner:
         self._rows: list[tuple[int, int, int, int]] = []  # of the step being read: found, cap, allowed, drafted
         self._drafter_ran = False  # in it
         self._since_probe, self._probed = 0, -1
+        self._asked: tuple | None = None  # what the plan `_again` answered, which serves `_left` more steps
+        self._again: list[Depths] = []
+        self._left = 0
 
     # ---- what was read ----
 
@@ -170,7 +174,8 @@ class Planner:
     # ---- what is to be done ----
 
     def plan(self, wants: Sequence[Want], prompts: int = 0) -> list[Depths]:
-        """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it."""
+        """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it. Where steps
+        take a few milliseconds and nobody's lookup has found or lost anything, a plan serves the next ones too."""
         if not wants:
             return []
         if not any(want.cap for want in wants):  # there is nothing to decide
@@ -178,6 +183,10 @@ class Planner:
             return [evidence.alike(0)] * len(wants)
         most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
         tracks = [self._track(want.key, 0) for want in wants]
+        asked = (tuple(wants), prompts, most, tuple(track.shadow.level for track in tracks))
+        if self._left and asked == self._asked and self._probed < 0:
+            self._left, self._since_probe = self._left - 1, self._since_probe + 1
+            return list(self._again)
         limits = np.minimum([want.cap for want in wants], most)
         rows = prompts + len(wants) + int(limits.sum()) + 1
         bids, curve = self._lookup_bids(wants, tracks, limits), self.cost.curve(rows)
@@ -186,6 +195,8 @@ class Planner:
             bids, curve, plan = self._with_drafter(tracks, limits, most, rows, (bids, curve, plan), prompts)
         for track, depths in zip(tracks, plan, strict=True):
             track.last = depths
+        self._asked, self._again = asked, list(plan)
+        self._left = min(MOST_ALIKE, max(round(ALIKE_SECONDS / float(curve[prompts + len(wants)])), 1)) - 1
         return self._probe(wants, bids, plan, curve, prompts)
 
     def _with_drafter(self, tracks: Sequence[Track], limits: np.ndarray, most: int, rows: int, without: Way, prompts: int) -> Way:

@@ -13,8 +13,10 @@ from radiance_jax.pallas.paged_attention import AttentionShape, paged_attention
 def test_forms_are_read():
     form = parse_form("2x128x4x264", 1000)
     assert (form.lanes, form.split, form.most, form.stages, form.walkers) == (2, 128, 8, 4, 264)
+    grown = parse_form("2x128x4x264x2", 1000)
+    assert (form.fine, grown.fine, grown.split, grown.most, grown.walkers) == (None, 256, 128, 5, 264)
     assert all(parse_form(text, 8192) for text in FORMS.split(","))
-    for text in ("2x128x4", "2x100x4x132", "axbxcxd", "2x128x0x132"):
+    for text in ("2x128x4", "2x100x4x132", "axbxcxd", "2x128x0x132", "2x256x4x132x4x1"):
         with pytest.raises(UserError, match="form"):
             parse_form(text, 1000)
 

@@ -116,11 +116,16 @@ def test_a_feed_forward_width_is_padded_to_what_the_kernels_take():
 
 
 def test_splits_follow_from_the_model_alone():
-    assert kernels_for(model()).split == 256
-    long = kernels_for(model(max_position_embeddings=131072))
-    assert long.split == 1024
     sizes = Capacity(slots=8, length=4096, rows=512, pages=9, page_size=64, depth=7)
-    assert long.attention(sizes).split == long.attention(replace(sizes, length=100)).split == 1024
+    for changes, split, fine, most, said in (
+            ({}, 256, 1024, 10, "splits of 256 positions, 512 beyond 1,024, two lanes"),
+            ({"max_position_embeddings": 65536}, 256, 1024, 10, "splits of 256 positions, 512 beyond 1,024, two lanes"),
+            ({"max_position_embeddings": 131072}, 512, 2048, 6, "splits of 512 positions, 1,024 beyond 2,048, two lanes"),
+            ({"max_position_embeddings": 131072, "head_dim": 256}, 1024, None, 4, "splits of 1,024 positions, no lanes")):
+        kernels = kernels_for(model(**changes))
+        how, short = kernels.attention(sizes), kernels.attention(replace(sizes, length=100))
+        assert (how.split, how.fine, how.most, kernels.described()) == (split, fine, most, said)
+        assert replace(how, most=1) == short
 
 
 def test_kernels_are_launched_one_by_one_where_weights_take_longer_than_launches():

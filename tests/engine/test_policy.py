@@ -86,7 +86,7 @@ def test_prices_survive_a_restart(adaptive, monkeypatch):
 def test_kept_prices_hold_while_they_are_in_proportion(bare, deep, holds):
     """Three times as slow as a whole moves no decision; drafts that became cheap or dear do. Single slow steps do not count."""
     capacity = Capacity(slots=2, length=64, rows=16, pages=9, page_size=16, depth=7)
-    table, calls = prices.table(capacity, None, 4, (2, 8, 16)), []
+    (table, _), calls = prices.tables(capacity, None, 4, (2, 8, 16)), []
     for rows, seconds in ((1, 1.0), (8, 2.0), (16, 2.5)):
         table.observe(rows, seconds)
 

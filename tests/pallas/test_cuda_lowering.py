@@ -37,7 +37,8 @@ def test_both_parts_of_a_step_lower(name, rows):
     cut = partition(model, 1, 64)
     assert model_obstacle(model, cut, 64) is None
     capacity = Capacity(slots=8, length=4096, rows=512, pages=65, page_size=64, depth=7)
-    shape = StepShape(rows=rows, tiles=None, head_tile=4, segment=8, block_pages=1, ngram_longest=4, ngram_shortest=2)
+    shape = StepShape(rows=rows, tiles=None, head_tile=4, segment=8, block_pages=1, ngram_longest=4, ngram_shortest=2,
+                      lookup=7)
     specs, kernels = llama.param_specs(model, cut, jnp.bfloat16), kernels_for(model)
     caches = (llama.cache_spec(model, cut, capacity.pages, 64, jnp.bfloat16),)
     mesh = make_mesh(1)

@@ -116,22 +116,31 @@ def test_segments_of_a_long_chunk_change_no_bit():
 
 
 TWO = {"lanes": 2, "split": 2 * BLOCK, "most": 2, "walkers": 3}  # several splits a thread block, some of one block
-
-
 GROWING = {"lanes": 2, "split": BLOCK, "fine": BLOCK, "most": 2, "walkers": 3}  # a split of one block, and one of two
 
 
 def test_the_streamed_form_equals_the_dense_sum_and_no_foreign_number_leaks():
-    """Rows in the short split, across its end, and in the long one behind it."""
-    Case(3, 64, 16).check((62, 130, 0), (3, 1, 2), **GROWING)
+    """Rows in the short split, across its end, and in the long one behind it; one of them has the bits that it has alone."""
+    case = Case(3, 64, 16)
+    together, alone = case.check((62, 130, 0), (3, 1, 2), **GROWING), case.attend((64, 0, 0), (1, 0, 0), **GROWING)
+    assert same_bits(alone[0], together[2])
 
 
 @pytest.mark.long
-def test_a_row_has_the_same_bits_in_splits_that_grow():
+@pytest.mark.parametrize("more", ({}, {"window": 65}, {"window": 40, "cap": 5.0}, {"lanes": 0}))
+def test_a_row_has_the_same_bits_in_splits_that_grow(more):
     case = Case(3, 64, 16)
-    together = case.attend((62, 126, 17), (4, 2, 2), **GROWING)
-    for row, at in ((0, 62), (3, 65)):
-        assert same_bits(case.attend((at, 0, 0), (1, 0, 0), **GROWING)[0], together[row])
+    together = case.check((62, 126, 17), (4, 2, 2), **GROWING | more)
+    for slot, row, at in ((0, 0, 62), (0, 2, 64), (0, 3, 65), (1, 5, 127)):
+        count, position = np.zeros(3, int), np.zeros(3, int)
+        count[slot], position[slot] = 1, at
+        assert same_bits(case.attend(position, count, **GROWING | more)[0], together[row])
+
+
+@pytest.mark.parametrize("split, fine", ((96, None), (0, None), (128, 64), (128, -128)))
+def test_splits_that_cut_a_block_or_one_another_are_refused(split, fine):
+    with pytest.raises(ValueError, match="multiple of"):
+        SplitShape(split=split, fine=fine, most=1)
 
 
 @pytest.mark.parametrize("split, fine, window", ((64, None, None), (128, 256, None), (64, 64, None), (128, 256, 100), (64, 192, 65)))
@@ -170,7 +179,8 @@ def test_forms_of_the_stream(share, size, page, more):
 @pytest.mark.long
 @pytest.mark.parametrize("window, cap", ((40, 5.0), (64, None), (1, None), (65, 30.0), (None, 2.0)))
 def test_windows_and_soft_caps_of_the_stream(window, cap):
-    Case(2, 64, 16).check((126, 63, 64), (3, 1, 2), window, cap, **TWO)
+    for how in (TWO, GROWING):
+        Case(2, 64, 16).check((126, 63, 64), (3, 1, 2), window, cap, **how)
 
 
 @pytest.mark.long

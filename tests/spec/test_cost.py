@@ -63,6 +63,21 @@ def test_what_is_not_met_keeps_pace_with_what_is():
     assert table.measured()[8] == pytest.approx(5.0, rel=0.4)
 
 
+def test_steps_of_another_kind_keep_pace_too():
+    """Steps with a drafter are not taken while the machine becomes three times as slow: they would be, too."""
+    plain = CostTable(program_charge((8, 32)))
+    drafting = CostTable(plain.charge, plain)
+    plain.observe(8, 1.0)
+    drafting.observe(8, 1.2)
+    assert drafting.curve(8)[8] == 1.2
+    for _ in range(40):
+        plain.observe(8, 3.0)
+    assert drafting.measured() == pytest.approx({8: 3.6}) and drafting.curve(8)[8] == pytest.approx(3.6)
+    assert plain.measured() == {8: 3.0} and not plain.knows(32) and not drafting.knows(32)
+    drafting.observe(32, 4.0)
+    assert plain.measured() == {8: 3.0}, "what a drafter's steps cost is no price of a step without"
+
+
 def test_prices_are_kept_on_disk_and_damage_is_not_believed(tmp_path):
     table, path = CostTable(program_charge((8, 32))), tmp_path / "prices" / "x.json"
     table.observe(3, 0.5)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from radiance_jax.spec.cost import CostTable
 from radiance_jax.spec.evidence import LEVELS, NEURAL
 from radiance_jax.spec.planner import PROBE_EVERY, Planner, Rules, Want
+from radiance_jax.spec.policies import adaptive
 from radiance_jax.spec.short import ROWS, Short
 
 RULES = Rules(depth=7, longest=4, shortest=2, as_planned=False)
@@ -44,6 +45,23 @@ def test_a_crowd_is_given_the_short_block():
     one = planner(replace(RULES, short_from=3))
     few, many = ([Want(key, 7, fixed=True) for key in range(count)] for count in (2, 3))
     assert {max(depths) for depths in one.plan(few)} == {7} and {max(depths) for depths in one.plan(many)} == {ROWS - 1}
+
+
+@pytest.mark.parametrize(("seconds", "asked"), ((0.002, 2), (1.0, 8)))
+def test_a_plan_serves_the_next_steps_where_those_are_short(seconds, asked):
+    """Eight steps of the same sequences; then one less, and prompts beside them, are asked about at once."""
+    calls: list[int] = []
+
+    def policy(bids, curve, prompts, as_planned):
+        calls.append(len(bids))
+        return adaptive(bids, curve, prompts, as_planned)
+
+    one, two = planner(replace(RULES, policy=policy), lambda rows: seconds * (1 + 0.05 * (rows - 1))), [Want(0, 7), Want(1, 7)]
+    first = one.plan(two)
+    assert [one.plan(two) for _ in range(7)] == [first] * 7 and len(calls) == asked
+    one.plan(two[:1])
+    one.plan(two[:1], prompts=5)
+    assert calls[asked:] == [1, 1]
 
 
 def run_text(one: Planner, key: int, tokens: list[int], start: int) -> None:
