@@ -174,8 +174,9 @@ class Planner:
     # ---- what is to be done ----
 
     def plan(self, wants: Sequence[Want], prompts: int = 0) -> list[Depths]:
-        """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it. Where steps
-        take a few milliseconds and nobody's lookup has found or lost anything, a plan serves the next ones too."""
+        """Depths for the next step of these sequences, in order. `prompts`: rows that prompts would like to have in it. Where
+        steps take a few milliseconds and nobody's lookup is of another level than before, a plan serves the next ones too; one
+        with a probe in it does not."""
         if not wants:
             return []
         if not any(want.cap for want in wants):  # there is nothing to decide
@@ -184,7 +185,7 @@ class Planner:
         most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
         tracks = [self._track(want.key, 0) for want in wants]
         asked = (tuple(wants), prompts, most, tuple(track.shadow.level for track in tracks))
-        if self._left and asked == self._asked and self._probed < 0:
+        if self._left and asked == self._asked:
             self._left, self._since_probe = self._left - 1, self._since_probe + 1
             return list(self._again)
         limits = np.minimum([want.cap for want in wants], most)
@@ -196,8 +197,10 @@ class Planner:
         for track, depths in zip(tracks, plan, strict=True):
             track.last = depths
         self._asked, self._again = asked, list(plan)
-        self._left = min(MOST_ALIKE, max(round(ALIKE_SECONDS / float(curve[prompts + len(wants)])), 1)) - 1
-        return self._probe(wants, bids, plan, curve, prompts)
+        plan = self._probe(wants, bids, plan, curve, prompts)
+        alike = min(MOST_ALIKE, max(round(ALIKE_SECONDS / float(curve[prompts + len(wants)])), 1))
+        self._left = alike - 1 if plan == self._again else 0
+        return plan
 
     def _with_drafter(self, tracks: Sequence[Track], limits: np.ndarray, most: int, rows: int, without: Way, prompts: int) -> Way:
         """Running the drafter at all costs a step its pass: the better of the plan without it, at the price of steps without,

@@ -64,6 +64,39 @@ def test_a_plan_serves_the_next_steps_where_those_are_short(seconds, asked):
     assert calls[asked:] == [1, 1]
 
 
+@pytest.mark.parametrize("other", (Want(0, 6), Want(0, 7, fixed=True), Want(1, 7), None))
+def test_a_plan_serves_nothing_that_has_changed(other):
+    """Another cap, depths that a request asks for, another sequence; and (None) the same one, where lookup has found something."""
+    calls: list[int] = []
+
+    def policy(bids, curve, prompts, as_planned):
+        calls.append(len(bids))
+        return adaptive(bids, curve, prompts, as_planned)
+
+    one = planner(replace(RULES, policy=policy), lambda rows: 0.002 * (1 + 0.05 * (rows - 1)))
+    one.read(0, [1, 2, 3, 4, 5, 6])
+    for _ in range(2):
+        one.plan([Want(0, 7)])
+    assert len(calls) == 1
+    if other is None:
+        one.verified(0, [1, 2, 3, 4, 5, 6, 1, 2, 3], (0,) * LEVELS, 7, 0, 0)
+    one.plan([other or Want(0, 7)])
+    assert len(calls) == 2
+
+
+def test_plans_serve_while_a_probe_waits_for_its_turn_and_none_serves_twice_that_holds_one():
+    asked: list[int] = []
+    one = planner(seconds=lambda rows: 0.002 * (1 + 0.5 * (rows - 1)))
+    for _ in range(40):
+        one._track(0, 10).acceptance.add(0, 0, False)
+    lookup = one._lookup_bids
+    one._lookup_bids = lambda *given: asked.append(1) or lookup(*given)
+    plans = [one.plan([Want(0, 7)])[0][0] for _ in range(PROBE_EVERY - 1)]
+    assert set(plans) == {0} and len(asked) == PROBE_EVERY // 4
+    plans = [one.plan([Want(0, 7)])[0][0] for _ in range(8)]
+    assert set(plans[1:]) == {1} and len(asked) == PROBE_EVERY // 4 + sum(plans)
+
+
 def run_text(one: Planner, key: int, tokens: list[int], start: int) -> None:
     """Reads `tokens` from `start` on as an answer given a token a step, undrafted."""
     one.read(key, tokens[:start])
