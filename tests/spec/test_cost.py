@@ -94,6 +94,22 @@ def test_prices_are_kept_on_disk_and_damage_is_not_believed(tmp_path):
     assert not CostTable((0, 1)).load(tmp_path / "none.json")
 
 
+def test_prices_of_both_kinds_come_back_as_they_were(tmp_path):
+    made = CostTable(program_charge((8, 32)))
+    tables = made, CostTable(made.charge, made)
+    for table, seconds in zip(tables, (0.5, 0.625), strict=True):
+        table.observe(3, seconds)
+        table.observe(20, 2 * seconds)
+        table.save(tmp_path / f"{seconds}.json")
+    first = CostTable(made.charge)
+    again = first, CostTable(made.charge, first)
+    for table, name in zip(again, ("0.5.json", "0.625.json"), strict=True):
+        assert table.load(tmp_path / name)
+    assert [each.measured() for each in again] == [{8: 0.5, 32: 1.0}, {8: 0.625, 32: 1.25}]
+    again[1].observe(3, 1.0)
+    assert again[0].measured()[8] > 0.5, "what was read moves with what is met since, in either table"
+
+
 def test_profiling_stops_in_time_but_never_before_two_prices():
     now, asked = [0.0], []
 
