@@ -94,7 +94,8 @@ def measure(config: StepConfig, steps: Any, result: dict[str, Any]) -> None:
     result["compile_seconds"] = time.monotonic() - start
     log(f"{len(buckets) * len(ways)} programs in {result['compile_seconds']:.0f} s")
     if "exact" in ways:
-        result["bits"] = steps.bits(numbers("bits", config.bits)) + (steps.prompt_bits(config.prompt, CHUNKS) if config.prompt else [])
+        result["bits"] = steps.bits(numbers("bits", config.bits))
+        result["bits"] += steps.prompt_bits(config.prompt, CHUNKS) if config.prompt else []
     if config.profile:
         result["profile"] = {way: steps.profile(way, 1, 1, contexts[0]) for way in ways}
         for way, seen in result["profile"].items():

@@ -41,7 +41,7 @@ from radiance_jax.engine.drafting import CPU_SLOT_TILES, Drafting
 from radiance_jax.engine.hooks import NO_HOOKS, Hooks
 from radiance_jax.engine.kernels import FF_MULTIPLE, GPUS, HOPPER, Kernels, kernels_for, model_obstacle, partials_bytes
 from radiance_jax.engine.ladder import Ladder, programs_of
-from radiance_jax.engine.memory import compiled_workspace, plan_memory, visible_memory
+from radiance_jax.engine.memory import compiled_workspace, plan_memory, rank_bytes, visible_memory
 from radiance_jax.engine.request import MAX_STOP_TOKENS, SamplingParams
 from radiance_jax.engine.shelf import Shelf
 from radiance_jax.engine.state import STOPS, Capacity
@@ -141,7 +141,10 @@ def build(config: EngineConfig, log: Callable[[str], None], hooks: Hooks = NO_HO
     weights = _beside(_weights, model, ladder, drafter, dtype)  # they go to the devices while programs are compiled
     programs, shelf = _programs(config, ladder, cache_dir, log)
     params, draft, seconds = weights.result()
-    for line in plan.with_compiled(compiled_workspace(*programs.groups)).table():
+    workspace = compiled_workspace(*programs.groups)
+    if workspace is not None:  # what forward passes take back is kept between steps, for every number of rows
+        workspace += rank_bytes(programs.returned, mesh.size)
+    for line in plan.with_compiled(workspace).table():
         log(line)
     log(f"weights: loaded in {seconds:.1f} s")
     device = Device(mesh=mesh, params=params, capacity=capacity, programs=programs, cache_specs=ladder.caches,

@@ -66,7 +66,6 @@ class Ladder:
             yield (PROPOSE,), partial(
                 lower_propose, drafting, capacity, self.shapes[0].p_min, mesh, head_params(self.params), dtype)
 
-
     def returned(self) -> dict[int, Any]:
         """By rows, what the forward programs over GPU kernels return and take back."""
         if self.kernels is None:

@@ -3,7 +3,8 @@
 One by one a kernel starts while the one before it drains and has its weights on the way when its rows are ready
 (`pallas/mosaic.py`); between the nodes of a graph XLA keeps no such overlap. But each launch takes the host some
 microseconds, which a graph does not. So a step whose weights take longer to read than its launches take the host is
-launched one by one (an 8B model on an H200: 4.6 against 5.0 ms), a small model's as a graph. No bit depends on it.
+launched one by one (an 8B model's on an H200: `bench step --launches graph` and `alone` measure either), a small model's as
+a graph. No bit depends on it.
 """
 
 import math

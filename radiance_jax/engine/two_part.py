@@ -105,7 +105,8 @@ def lower_forward(config: ModelConfig, cut: Partition, capacity: Capacity, shape
     returned = returned_specs(config, capacity, shape, params["norm"].dtype)
     arguments = (abstract(tree, mesh) for tree in (params, caches, state, plan, knobs, proposed, returned))
     options = compiler_options(config.num_layers, weight_bytes(params, mesh.size)) if kernels.interpret is None else {}
-    return jax.jit(run, donate_argnums=(1, 2, 6), keep_unused=True, compiler_options=options).trace(*arguments).lower(lowering_platforms=platforms)
+    made = jax.jit(run, donate_argnums=(1, 2, 6), keep_unused=True, compiler_options=options)
+    return made.trace(*arguments).lower(lowering_platforms=platforms)
 
 
 def drawn_specs(config: ModelConfig, capacity: Capacity, rows: int, dtype: Any) -> Drawn:
