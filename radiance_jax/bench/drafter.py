@@ -54,6 +54,8 @@ class DrafterConfig(Config):
         for name in ("sequences", "contexts", "rows"):
             numbers(name, getattr(self, name))
         words("shapes", self.shapes)
+        if self.verify and self.steps is not None:
+            raise UserError("a verify step is measured (--verify) or taken from a record (--steps), not both", param="steps")
 
     @property
     def mesh_size(self) -> int:
@@ -125,7 +127,7 @@ def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequ
         proposing = {(sequences, context): subject.propose(sequences, context, config.temperature)
                      for sequences in numbers("sequences", config.sequences) for context in numbers("contexts", config.contexts)}
         observing = {rows: subject.observe(rows) for rows in numbers("rows", config.rows)}
-        compile_beside(call for call, _ in (*proposing.values(), *observing.values()))
+        compile_beside((call for call, _ in (*proposing.values(), *observing.values())), 8 if mesh.size == 1 else 1)
         for (sequences, context), (call, nbytes) in proposing.items():
             line = figures({"sequences": sequences, "context": context}, timed(call, config), nbytes, bandwidth)
             beside = [each["ms"] for each in verify or () if (each["sequences"], each["context"]) == (sequences, context)]
@@ -138,11 +140,12 @@ def measure(config: DrafterConfig, shapes: dict[str, dict[str, Any]], argv: Sequ
     return result
 
 
-def compile_beside(calls: Iterable[Callable[[], Any]]) -> None:
-    """Calls each once, on threads: what compiles, compiles side by side."""
+def compile_beside(calls: Iterable[Callable[[], Any]], threads: int) -> None:
+    """Calls each once, on threads: what compiles, compiles side by side. One thread where devices wait for each other: two calls
+    must not reach them in different orders."""
     import jax
 
-    with ThreadPoolExecutor(max_workers=8) as pool:
+    with ThreadPoolExecutor(max_workers=threads) as pool:
         list(pool.map(lambda call: jax.block_until_ready(call()), calls))
 
 

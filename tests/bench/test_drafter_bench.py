@@ -43,7 +43,8 @@ def test_the_floor_counts_what_must_be_moved_and_once():
 
 
 @pytest.mark.parametrize(("flags", "says"), ((["--shapes", "dflash3"], "cannot read dflash3"),
-                                             (["--sequences", "0"], "at least 1"), (["--mesh", "pp=2"], "mesh axes are tp")))
+                                             (["--sequences", "0"], "at least 1"), (["--mesh", "pp=2"], "mesh axes are tp"),
+                                             (["--verify", "--steps", "step.json"], "not both")))
 def test_wrong_commands_are_refused(capsys, flags, says):
     assert bench.main(["drafter", *flags]) == 2
     assert says in next(line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
