@@ -19,7 +19,9 @@ from radiance_jax.bench.door import FAILED, door
 from radiance_jax.bench.kernels import copy_bandwidth, require_gpu
 from radiance_jax.bench.record import log
 from radiance_jax.engine.kernels import FINE, LANES, SPLIT
+from radiance_jax.errors import UserError
 from radiance_jax.flags import read_config
+from radiance_jax.pallas.splits import BLOCK
 from radiance_jax.settings import Config, setting
 
 PROG = "python -m radiance_jax.bench step"
@@ -36,7 +38,7 @@ LAUNCHES = ("auto", "graph", "alone")
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig(Config):
-    shape: str = setting(str, "8b", f"shape of the model: {', '.join(SHAPES)}", BENCH)
+    shape: str = setting(str, "8b", f"shape of the model: {', '.join(SHAPES)}", BENCH, choices=tuple(SHAPES))
     rows: str = setting(str, "1,8,16,64", "decode or verify rows of one sequence", BENCH)
     sequences: str = setting(str, "8", "so many sequences with one row and with eight, at the first context", BENCH)
     prefill: str = setting(str, "512,4096", "rows of a prefill chunk, 0 tokens before it", BENCH)
@@ -44,16 +46,20 @@ class StepConfig(Config):
     ways: str = setting(str, ",".join(WAYS), "exact: row-invariant products; mixed: XLA's in their place", BENCH)
     split: int = setting(int, SPLIT, "positions of an attention split", BENCH, low=64)
     fine: int = setting(int, FINE, "so many splits of that length, those behind them twice as long; 0: all alike", BENCH, low=0)
-    lanes: int = setting(int, LANES, "warpgroups that share a split in the streamed attention kernel; 0: the plain one", BENCH)
-    launches: str = setting(str, "auto", f"of kernels: {', '.join(LAUNCHES)}; auto: as an engine of these weights would", BENCH)
+    lanes: int = setting(int, LANES, "warpgroups that share a split in the streamed attention kernel; 0: the plain one", BENCH,
+                         low=0, high=2)
+    launches: str = setting(str, "auto", f"of kernels: {', '.join(LAUNCHES)}; auto: as an engine of these weights would", BENCH,
+                            choices=LAUNCHES)
     bits: str = setting(str, "1,2,3,7,8,15,16,17,33,64,128,512", "row counts among which bits are compared", BENCH)
-    prompt: int = setting(int, 0, "tokens of a prompt whose bits are compared when it is read in chunks of 512 and of 128", BENCH)
+    prompt: int = setting(int, 0, "tokens of a prompt whose bits are compared when it is read in chunks of 512 and of 128", BENCH,
+                       low=0)
     profile: bool = setting(bool, True, "kernels by time, of one row behind the first context", BENCH)
     out: str | None = setting(str, None, "JSON file to write (default: none)", BENCH)
 
     def __post_init__(self) -> None:
-        words("shape", self.shape, tuple(SHAPES))
-        words("launches", self.launches, LAUNCHES)
+        super().__post_init__()
+        if self.split % BLOCK:
+            raise UserError(f"a split is a multiple of {BLOCK} positions; got {self.split}", param="split")
 
 
 @door

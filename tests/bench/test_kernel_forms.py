@@ -6,8 +6,17 @@ import pytest
 from radiance_jax.bench import kernels_attention
 from radiance_jax.bench.kernels import FORMS, KernelsConfig
 from radiance_jax.bench.kernels_attention import attention, parse_form
+from radiance_jax.bench.step import StepConfig
 from radiance_jax.errors import UserError
 from radiance_jax.pallas.paged_attention import AttentionShape, paged_attention
+
+
+@pytest.mark.parametrize("wrong", ({"split": 32}, {"split": 100}, {"fine": -1}, {"lanes": 3}, {"shape": "8b,default"},
+                                   {"launches": "auto,graph"}, {"prompt": -1}))
+def test_steps_of_a_form_that_is_none_are_refused(wrong):
+    assert StepConfig().split == 256
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        StepConfig(**wrong)
 
 
 def test_forms_are_read():
