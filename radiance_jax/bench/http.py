@@ -61,7 +61,10 @@ class HttpConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         words("sets", self.sets, SETS)
-        numbers("concurrency", self.concurrency)
+        most = max(numbers("concurrency", self.concurrency))
+        if most > self.requests:
+            raise UserError(f"concurrency must be at most requests ({self.requests}), no more can be under way; got {most}",
+                            param="concurrency")
         extra_fields(self)
         targets(self)
 
