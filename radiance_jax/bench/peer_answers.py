@@ -117,7 +117,7 @@ class Server:
         if reply.error or not reply.at:
             raise RadianceError(f"{self.name} failed on prompt {prompt.id}: {reply.error or 'it gave no text'}")
         if reply.counted and reply.tokens != max_tokens:  # less work takes less time: no ratio of the two would mean anything
-            raise RadianceError(f"{self.name} gave {reply.tokens} tokens on prompt {prompt.id} where {max_tokens} were asked for. "
-                                "It must know ignore_eos; for servers that do not there is bench http --no-ignore-eos.")
+            raise RadianceError(f"{self.name} gave {reply.tokens} tokens on prompt {prompt.id} where {max_tokens} were asked "
+                                "for. It must know ignore_eos; for servers that do not there is bench http --no-ignore-eos.")
         return Answer(prompt=prompt.id, tokens=reply.tokens, seconds=reply.ended - reply.started,
                       first_seconds=reply.at[0] - reply.started, text=reply.text)
