@@ -33,12 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             log(f"keys that {config.family} with the objective {config.objective} does not use: {', '.join(config.unused())}")
         ensure_host_devices(config.axes[0] * config.axes[1])
         try:
-            from radiance_jax.training.run import publish, train
+            from radiance_jax.training.run import check_same, publish, train
             from radiance_jax.training.trainer import Subject
         except ImportError as error:
             raise UserError(f"training needs more packages than serving ({error}): pip install 'radiance-jax[train]'") from None
         if options.export_only:
-            folder, nbytes = publish(Subject.of(config, log), Path(config.out))
+            out = check_same(config, "export-only")
+            folder, nbytes = publish(Subject.of(config, log), out)
             log(f"{folder}: {nbytes:,} bytes")
             return 0
         keep_compiled(config.cache_dir)

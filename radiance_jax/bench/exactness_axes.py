@@ -70,9 +70,9 @@ def again(run: Run) -> None:
 def crowd(run: Run) -> None:
     for drafts in (0, None):
         start, before = time.monotonic(), run.engine.stats().steps
-        told = run.ask(run.asks, run.config.crowd, max_draft_tokens=drafts)
+        told = run.ask(run.asks, run.crowd, max_draft_tokens=drafts)
         steps = run.engine.stats().steps - before
-        run.compare("crowd", f"{run.config.crowd} at once, " + ("undrafted" if drafts == 0 else "lookup"), run.asks, told, start,
+        run.compare("crowd", f"{run.crowd} at once, " + ("undrafted" if drafts == 0 else "lookup"), run.asks, told, start,
                     lambda a: a["steps"] < a["tokens"], steps=steps, tokens=sum(len(each.ids) for each in told))
 
 
@@ -102,10 +102,10 @@ def policy(run: Run) -> None:
         seen.clear()
         planner.rules = replace(rules, policy=choose)
         try:
-            told = run.ask(run.asks, run.config.crowd, draft_window="adaptive")
+            told = run.ask(run.asks, run.crowd, draft_window="adaptive")
         finally:
             planner.rules = rules
-        run.compare("policy", f"{run.config.crowd} at once, depths {name}", run.asks, told, start,
+        run.compare("policy", f"{run.crowd} at once, depths {name}", run.asks, told, start,
                     lambda a: a["different_depths"] > 1, different_depths=len(seen))
 
 
@@ -138,12 +138,12 @@ def _forced(run: Run, axis: str, circumstance: str, pattern: Sequence[int], live
 
 def rejected(run: Run) -> None:
     _forced(run, "rejected", "alone, every draft refused", (0,), 1, max_draft_tokens=min(3, run.chosen.depth))
-    _forced(run, "rejected", f"{run.config.crowd} at once, every draft refused", (0,), run.config.crowd)
+    _forced(run, "rejected", f"{run.crowd} at once, every draft refused", (0,), run.crowd)
 
 
 def accepted(run: Run) -> None:
     _forced(run, "accepted", "alone, every draft accepted", (run.chosen.depth,), 1)
-    _forced(run, "accepted", f"{run.config.crowd} at once, every draft accepted", (run.chosen.depth,), run.config.crowd)
+    _forced(run, "accepted", f"{run.crowd} at once, every draft accepted", (run.chosen.depth,), run.crowd)
 
 
 def pattern(run: Run) -> None:
@@ -173,12 +173,13 @@ def preempted(run: Run) -> None:
         return plan()
 
     scheduler.plan = planned
+    live = min(3, len(run.few))
     try:
-        told = run.ask(run.few, 3)
+        told = run.ask(run.few, live)
     finally:
         del scheduler.plan
-    run.compare("preempted", "3 at once, one sent away every 5 steps", run.few, told, start, lambda a: a["preemptions"] > 0,
-                preemptions=scheduler.preemptions - before)
+    run.compare("preempted", f"{live} at once, one sent away every 5 steps", run.few, told, start,
+                lambda a: a["preemptions"] > 0, preemptions=scheduler.preemptions - before)
 
 
 def echo(run: Run) -> None:

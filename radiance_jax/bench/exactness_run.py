@@ -51,6 +51,11 @@ class Run:
         self.oracle: dict[int, dict[str, Any]] = {}
 
     @property
+    def crowd(self) -> int:
+        """Answers that can be live at once."""
+        return min(self.config.crowd, len(self.asks))
+
+    @property
     def few(self) -> list[Ask]:
         """One in so many of the prompts, each way."""
         return self.asks[:max(len(self.asks) // (2 * self.config.one_in), 1) * 2]

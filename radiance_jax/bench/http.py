@@ -25,7 +25,7 @@ from radiance_jax import __version__
 from radiance_jax.bench import prompt_sets, record
 from radiance_jax.bench.config import BENCH, SETS, numbers, words
 from radiance_jax.bench.door import FAILED, door
-from radiance_jax.bench.http_client import Reply, ask, get_json, split_url
+from radiance_jax.bench.http_client import Reply, ask, first_model, split_url
 from radiance_jax.bench.record import log
 from radiance_jax.errors import RadianceError, UserError
 from radiance_jax.fingerprint import cpu_model
@@ -61,7 +61,10 @@ class HttpConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         words("sets", self.sets, SETS)
-        numbers("concurrency", self.concurrency)
+        most = max(numbers("concurrency", self.concurrency))
+        if most > self.requests:
+            raise UserError(f"concurrency must be at most requests ({self.requests}), no more can be under way; got {most}",
+                            param="concurrency")
         extra_fields(self)
         targets(self)
 
@@ -117,7 +120,7 @@ async def measure(config: HttpConfig, argv: Sequence[str]) -> dict[str, Any]:
     servers, messages = targets(config), messages_of(config)
     models = {}
     for server in servers:
-        models[server.name] = (await get_json(server.url, "/v1/models", config.api_key))["data"][0]["id"]
+        models[server.name] = await first_model(server.url, config.api_key)
         hello = body_of(config, models[server.name], "Say hello.", 8)
         reply = await ask(server.url, hello, config.api_key, config.timeout)
         if reply.error:

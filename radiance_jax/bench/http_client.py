@@ -101,6 +101,15 @@ async def get_json(parts: SplitResult, route: str, key: str | None) -> Any:
         raise UserError(f"{parts.geturl()}{route} must answer with JSON: {error}", param="url") from None
 
 
+async def first_model(parts: SplitResult, key: str | None) -> str:
+    """The name of the first model that a server has. Raises `UserError` where it names none."""
+    found = await get_json(parts, "/v1/models", key)
+    try:
+        return found["data"][0]["id"]
+    except (KeyError, IndexError, TypeError):
+        raise UserError(f"{parts.geturl()}/v1/models must name a model; got {json.dumps(found)[:200]}", param="url") from None
+
+
 async def ask(parts: SplitResult, body: dict[str, Any], key: str | None, seconds: float) -> Reply:
     """Streams one chat completion. Whatever goes wrong is in `Reply.error`."""
     reply = Reply(started=time.perf_counter())

@@ -5,15 +5,16 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import SplitResult
 
 from radiance_jax.bench.figures import Pass
-from radiance_jax.bench.http_client import ask, get_json
+from radiance_jax.bench.http_client import ask, first_model
 from radiance_jax.bench.prompt_sets import Prompt
-from radiance_jax.errors import RadianceError
+from radiance_jax.errors import RadianceError, UserError
 
 TRANSFORMERS = Path(__file__).with_name("peer_transformers.py")
 
@@ -52,8 +53,12 @@ class Transformers:
 
     def __init__(self, python: str, model: str, options: Sequence[str] = ()):
         self._errors = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen([python, str(TRANSFORMERS), "--model", model, *options], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        try:
+            self._process = subprocess.Popen([python, str(TRANSFORMERS), "--model", model, *options], stdin=subprocess.PIPE,
+                                             stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        except OSError as error:
+            raise UserError(f"peer_python must be a Python that can be started; {python} cannot ({error.strerror})",
+                            param="peer_python") from None
         self.facts: dict[str, Any] = self._read()
 
     def ask(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +80,8 @@ class Transformers:
             raise RadianceError(f"the peer {TRANSFORMERS.name} ended with status {status}:\n{tail}") from None
 
     def close(self) -> None:
-        self._process.stdin.close()
+        with suppress(OSError):  # it has ended, with a task on the way to it
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()
@@ -98,7 +104,7 @@ class Server:
 
     def __init__(self, name: str, url: SplitResult, key: str | None, timeout: float):
         self.name, self._url, self._key, self._timeout = name, url, key, timeout
-        self._model = asyncio.run(get_json(url, "/v1/models", key))["data"][0]["id"]
+        self._model = asyncio.run(first_model(url, key))
         self.facts = {"url": url.geturl(), "model": self._model}
 
     def answer(self, prompts: Sequence[Prompt], max_tokens: int) -> list[Answer]:
@@ -110,5 +116,8 @@ class Server:
         reply = asyncio.run(ask(self._url, body, self._key, self._timeout))
         if reply.error or not reply.at:
             raise RadianceError(f"{self.name} failed on prompt {prompt.id}: {reply.error or 'it gave no text'}")
+        if reply.counted and reply.tokens != max_tokens:  # less work takes less time: no ratio of the two would mean anything
+            raise RadianceError(f"{self.name} gave {reply.tokens} tokens on prompt {prompt.id} where {max_tokens} were asked "
+                                "for. It must know ignore_eos; for servers that do not there is bench http --no-ignore-eos.")
         return Answer(prompt=prompt.id, tokens=reply.tokens, seconds=reply.ended - reply.started,
                       first_seconds=reply.at[0] - reply.started, text=reply.text)

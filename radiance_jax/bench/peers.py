@@ -96,15 +96,16 @@ def main(argv: Sequence[str]) -> int:
     dtype = "bf16" if config.dtype == "auto" else config.dtype
     path = model_file(config.model, config.cache_dir, dtype, log)
     config = replace(config, model=str(path))
-    result = record.environment(PROG, [word if word != config.api_key else "***" for word in argv], config)
+    hidden = argv if config.api_key is None else [word.replace(config.api_key, "***") for word in argv]
+    result = record.environment(PROG, hidden, config)
     result["configuration"].pop("api_key", None)
     with ExitStack() as stack:
         peers = others(config, dtype, stack)
         measure(config, prompts, peers, result)
-    from radiance_jax.bench.peers_report import show
-    show(result)
     if config.out is not None:
         record.write(config.out, result)
+    from radiance_jax.bench.peers_report import show
+    show(result)
     return 0
 
 

@@ -49,9 +49,13 @@ def command(prog: str, argv: Sequence[str]) -> str:
 
 
 def portable(value: Any) -> Any:
-    """Without the folders of this machine: an absolute path keeps its last part, also in a list with commas."""
+    """Without the folders of this machine: an absolute path keeps its last part, also in a list with commas and behind a flag
+    with an equals sign."""
     if not isinstance(value, str) or "/" not in value:
         return value
+    flag, equals, rest = value.partition("=")
+    if equals and flag.startswith("--"):
+        return f"{flag}={portable(rest)}"
     return ",".join(Path(each).name if each.startswith("/") else each for each in value.split(","))
 
 

@@ -220,9 +220,10 @@ def headline(result: dict[str, Any]) -> str:
     compared_, differ = result["answers_compared"], len(result["differences"])
     if not compared_:
         return text
+    first = "those without drafts" if any(OFF in one["modes"] for one in made) else "the first to their prompt"
     if result["bit_exact"]:
-        return text + (f" All {compared_} answers compared have the ids and logprob bits of those without drafts." if not differ
-                       else f" {differ} of {compared_} answers DIFFER from those without drafts: the promise is broken.")
+        return text + (f" All {compared_} answers compared have the ids and logprob bits of {first}." if not differ
+                       else f" {differ} of {compared_} answers DIFFER from {first}: the promise is broken.")
     return text + (f" Bit-exactness is off here: roundings make {differ} of {compared_} answers differ from the first to their "
                    "prompt.")
 

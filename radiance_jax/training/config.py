@@ -36,7 +36,7 @@ class TrainConfig(Config):
     share: float = setting(float, 1.0, "part of the training answers that is used", DATA, low=1e-6, high=1.0)
     length: int = setting(int, 512, "tokens of a sequence; longer ones are cut", DATA, low=8)
     batch: int = setting(int, 64, "sequences of a step", DATA, low=1)
-    anchors: int = setting(int, 32, "blocks that are drafted in each sequence, at random places", DATA, low=1)
+    anchors: int = setting(int, 32, "blocks that are drafted in each sequence, at random places; at most length", DATA, low=1)
 
     states: Literal["recomputed", "kept"] = setting(
         str, "recomputed", "the target's states: computed in every step, or once and kept on the device", DATA,
@@ -113,6 +113,9 @@ class TrainConfig(Config):
             raise UserError(f"batch must be a multiple of dp={sizes['dp']} in mesh; got {self.batch}", param="batch")
         if self.block_size >= self.length:
             raise UserError(f"length must be more than block_size ({self.block_size}); got {self.length}", param="length")
+        if self.anchors > self.length:
+            raise UserError(f"anchors must be at most length ({self.length}), a block has a place of its own; got {self.anchors}",
+                            param="anchors")
         if self.rad is not None and not self.rad.endswith(".rad"):
             raise UserError(f"rad must end in .rad; got {self.rad!r}", param="rad")
         if len(set(self.taps)) < len(self.taps):

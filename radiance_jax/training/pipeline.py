@@ -55,17 +55,23 @@ class Padded:
                 "answer_start": np.int32(answer.answer_start), "index": np.int32(index)}
 
 
+def check_batch(rows: Padded, config: TrainConfig) -> None:
+    """Raises `UserError` where no batch can be made."""
+    processes = jax.process_count()
+    if config.batch % processes:
+        raise UserError(f"batch must be a multiple of the {processes} processes; got {config.batch}", param="batch")
+    if len(rows) < config.batch:
+        raise UserError(f"there must be at least as many training answers as a batch has sequences, {config.batch}; there "
+                        f"are {len(rows)} that can be used. Generate more, or take a smaller batch.", param="batch")
+
+
 class Batches:
     """Batches without end, `Batch` of host arrays each: this process's part. `state`, after a batch was taken, leads to the
     next one."""
 
     def __init__(self, rows: Padded, config: TrainConfig):
+        check_batch(rows, config)
         processes, batch = jax.process_count(), config.batch // jax.process_count()
-        if config.batch % processes:
-            raise UserError(f"batch must be a multiple of the {processes} processes; got {config.batch}", param="batch")
-        if len(rows) < config.batch:
-            raise UserError(f"there must be at least as many training answers as a batch has sequences, {config.batch}; there "
-                            f"are {len(rows)} that can be used. Generate more, or take a smaller batch.", param="batch")
         data = grain.MapDataset.source(rows).seed(config.seed).shuffle()[jax.process_index()::processes].repeat()
         data = data.batch(batch, drop_remainder=True)
         self._iterator = iter(data.to_iter_dataset(grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)))

@@ -44,15 +44,21 @@ class TrainingFailed(RadianceError):
     """A run that cannot go on."""
 
 
-def prepare(config: TrainConfig, resume: bool) -> Path:
-    """The folder of the run, with its configuration. Raises `UserError` where it holds another run, or none to go on with."""
+def check_same(config: TrainConfig, flag: str) -> Path:
+    """The folder of the run that `flag` is about. Raises `UserError` where there is none, or one of another configuration."""
     out = Path(config.out)
-    held = out / CONFIG
+    if not (out / CONFIG).exists():
+        raise UserError(f"--{flag} needs a run to go on with; {out} holds none", param=flag)
+    check_resumed(_configuration(out / CONFIG), config, str(out))
+    return out
+
+
+def prepare(config: TrainConfig, resume: bool) -> Path:
+    """The folder of the run. Raises `UserError` where it holds another run, or none to go on with."""
+    out = Path(config.out)
     if resume:
-        if not held.exists():
-            raise UserError(f"--resume needs a run to go on with; {out} holds none", param="resume")
-        check_resumed(_configuration(held), config, str(out))
-    elif held.exists():
+        check_same(config, "resume")
+    elif (out / CONFIG).exists():
         raise UserError(f"out must be a folder without a run; {out} holds one. Go on with it by --resume, or give another "
                         "folder.", param="out")
     try:
@@ -60,9 +66,13 @@ def prepare(config: TrainConfig, resume: bool) -> Path:
     except OSError as error:
         raise UserError(f"out must be a folder that can be written; {out} cannot be made ({error.strerror or error})",
                         param="out") from None
-    if jax.process_index() == 0:
-        write_whole(held, lambda file: file.write(json.dumps(config.values(), indent=1).encode() + b"\n"))
     return out
+
+
+def begin(config: TrainConfig, out: Path) -> None:
+    """Writes the configuration: from here on the folder holds a run."""
+    if jax.process_index() == 0:
+        write_whole(out / CONFIG, lambda file: file.write(json.dumps(config.values(), indent=1).encode() + b"\n"))
 
 
 def _configuration(path: Path) -> dict[str, Any]:
@@ -134,7 +144,7 @@ class Run:
             if looks and self.step < self.total:
                 self.last = self.look()
             if saves:
-                self.save()
+                self.save(window.seconds)
             if stops:
                 began = time.monotonic()
             if self.step == self.stop_after:
@@ -195,9 +205,11 @@ class Run:
         self.journal.say(said(self.step, found))
         return report
 
-    def save(self) -> None:
-        self.checkpoints.save(self.state, {"step": self.step, "total": self.total, "tokens": self.tokens, "seconds": self.seconds,
-                                           "data": self.batches.state, "first": self.first}, self.step)
+    def save(self, seconds: float = 0.0) -> None:
+        """`seconds`: of the steps since the last line of the log, which `tokens` has already."""
+        self.checkpoints.save(self.state, {"step": self.step, "total": self.total, "tokens": self.tokens,
+                                           "seconds": self.seconds + seconds, "data": self.batches.state, "first": self.first},
+                              self.step)
 
 
 def said(step: int, found: HeldOut) -> str:
@@ -245,6 +257,7 @@ def train(config: TrainConfig, *, resume: bool, command: str, log: Log, began: f
     subject = Subject.of(config, log)
     out = prepare(config, resume)
     trainer = Trainer.of(subject, log)
+    begin(config, out)  # not before: what is refused leaves no run behind
     log(f"programs: compiled {time.monotonic() - began:.1f} s after the start")
     deadline = None if config.limit_minutes is None else began + 60 * config.limit_minutes
     run = start(trainer, out, resume, deadline, log)

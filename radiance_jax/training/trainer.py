@@ -28,7 +28,7 @@ from radiance_jax.training.dataset import Answers, target_fingerprint
 from radiance_jax.training.description import describe
 from radiance_jax.training.held_out import HeldOut, Walks
 from radiance_jax.training.objectives import objective_of
-from radiance_jax.training.pipeline import Batches, Padded, on_mesh, padded_batches, share_of, usable
+from radiance_jax.training.pipeline import Batches, Padded, check_batch, on_mesh, padded_batches, share_of, usable
 from radiance_jax.training.programs import DTYPES, Programs, TrainState
 from radiance_jax.training.sharding import place, training_mesh, trees, whole
 
@@ -89,6 +89,7 @@ class Trainer:
             raise UserError(f"data must have held-out answers that begin within length={config.length}; {config.data} has none",
                             param="data")
         rows = Padded(answers["train"], chosen, config.length)
+        check_batch(rows, config)  # before minutes of compiling
         count = len(answers["train"])
         log(f"data: {len(rows)} of {count} training answers ({count - len(fit)} begin too late for length={config.length}), "
             f"{len(look)} held-out ones of {config.data}")

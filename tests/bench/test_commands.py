@@ -200,6 +200,11 @@ def test_tables_show_blanks_where_nothing_was_drafted():
     assert speed_report.ratio_rows([cell]) == []
 
 
+def test_records_name_no_folders_of_this_machine():
+    assert record.command("p", ["/home/me/m.rad", "--out=/home/me/r.json", "--merge", "/a/b,c/d", "--url=A=http://h/v1"]) == (
+        "p m.rad --out=r.json --merge b,c/d --url=A=http://h/v1")
+
+
 def test_records_are_rounded_json(tmp_path):
     record.write(str(tmp_path / "r.json"), {"a": [1.23456789, (2, None)], "b": True})
     assert json.loads((tmp_path / "r.json").read_text()) == {"a": [1.23457, [2, None]], "b": True}

@@ -95,7 +95,8 @@ def test_answers_that_break_off_are_errors_and_status_1(other, flags, capsys):
     (["--url", "ftp://x"], "url must read like"), (["--url", "http://127.0.0.1:1"], "must answer with JSON"),
     (["--url", "http://x:0"], "url must read like"), (["--url", "http://a", "--url", "http://a"], "name of its own"),
     (["--concurrency", "0"], "at least 1"), (["--extra-body", "[]"], "must be a JSON object"),
-    (["--extra-body", "{"], "must be a JSON object"), (["--requets", "3"], "did you mean '--requests'")])
+    (["--extra-body", "{"], "must be a JSON object"), (["--requets", "3"], "did you mean '--requests'"),
+    (["--requests", "4"], "concurrency must be at most requests (4)")])
 def test_wrong_flags_are_refused(capsys, argv, says):
     assert bench.main(["http", *argv]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]

@@ -15,6 +15,7 @@ from radiance_jax.bench.figures import Pass
 from radiance_jax.bench.peer_answers import Answer, Transformers, TransformersMode
 from radiance_jax.bench.prompt_sets import Prompt
 from radiance_jax.engine.request import RequestStats
+from radiance_jax.errors import RadianceError
 from tests import tiny_model
 from tests.bench.test_http_bench import Other, other  # noqa: F401 - a fixture
 
@@ -26,6 +27,8 @@ for line in sys.stdin:
     if task["mode"] == "dynamic":
         sys.exit("out of memory, say")
     first = 2 if task["mode"] == "lookup" else 1
+    if task["mode"] == "gone":
+        break
     answers = [{"ids": [ids[0]] * task["max_tokens"], "seconds": 0.4, "first_s": 0.1, "first_tokens": first}
                for ids in task["prompts"]]
     print(json.dumps({"answers": answers}), flush=True)
@@ -70,7 +73,7 @@ def flags(tmp_path):
 
 def test_everyone_answers_the_same_prompts_in_turn(process, engine, other, flags, tmp_path, capsys):  # noqa: F811
     out = tmp_path / "peers.json"
-    assert bench.main([*flags, "--peers", "static,lookup", "--url", f"theirs={other}", "--api-key", "secret",
+    assert bench.main([*flags, "--peers", "static,lookup", "--url", f"theirs={other}", "--api-key=secret",
                        "--out", str(out)]) == 0
     result, shown = json.loads(out.read_text()), capsys.readouterr()
     assert "secret" not in out.read_text() and "secret" not in shown.err
@@ -93,6 +96,39 @@ def test_everyone_answers_the_same_prompts_in_turn(process, engine, other, flags
 def test_a_peer_that_dies_is_named_with_its_last_words(process, engine, flags, capsys):
     assert bench.main([*flags, "--peers", "dynamic"]) == 1
     assert "ended with status 1:\nout of memory, say" in capsys.readouterr().err
+
+
+def test_a_peer_that_ended_between_two_tasks_is_still_closed(process):
+    made = Transformers(sys.executable, "m")
+    for _ in range(2):  # the second task finds nobody to read it
+        with pytest.raises(RadianceError, match="ended with status 0"):
+            made.ask({"mode": "gone", "prompts": [[1]]})
+    made.close()
+
+
+def test_a_file_that_is_no_program_is_refused(process, engine, flags, tmp_path, capsys):
+    (tmp_path / "python").write_text("")
+    assert bench.main([*flags, "--peers", "static", "--peer-python", str(tmp_path / "python")]) == 2
+    assert "peer_python must be a Python that can be started" in capsys.readouterr().err
+
+
+def test_a_server_that_ends_early_has_no_ratio(engine, other, flags, monkeypatch, capsys):  # noqa: F811
+    def short(self, kind, raw):
+        usage = json.dumps({"choices": [], "usage": {"completion_tokens": 3}})
+        whole = raw.replace(b"data: [DONE]", f"data: {usage}\n\ndata: [DONE]".encode())
+        answer(self, kind, whole)
+
+    answer = Other.answer
+    monkeypatch.setattr(Other, "answer", short)
+    assert bench.main([*flags, "--url", f"theirs={other}"]) == 1
+    assert "theirs gave 3 tokens on prompt 1 where" in (said := capsys.readouterr().err) and "ignore_eos" in said
+
+
+def test_a_server_without_a_model_is_refused(engine, other, flags, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(Other, "do_GET", lambda self: self.answer("application/json", b'{"data": []}'))
+    for command in (flags, ["http"]):
+        assert bench.main([*command, "--url", f"theirs={other}"]) == 2
+        assert "must name a model" in capsys.readouterr().err
 
 
 def test_other_answers_are_counted(process):

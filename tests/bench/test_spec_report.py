@@ -140,6 +140,13 @@ def test_a_changed_bit_is_found_and_said():
     assert "1 of 16 answers DIFFER" in result["headline"]
 
 
+def test_answers_without_drafts_are_named_only_where_there_were_some():
+    made = [each for each in turns({"qa": 1.0}) if each.mode != "off"]
+    said = record(made)["headline"]
+    assert "have the ids and logprob bits of the first to their prompt." in said and "of those without drafts" not in said
+    assert "DIFFER from the first to their prompt" in record(broken(made))["headline"]
+
+
 def broken(made):
     """One answer of the drafter's at temperature 1 has another last token."""
     changed = spec_record.answer("qa-0", 4.0, 4, ids=(*range(12), 99))

@@ -32,6 +32,8 @@ def test_a_tiny_model_passes(folder, capsys):
     assert result["bit_exact"] and result["compiles_after_warmup"] == 0
     assert all(each["proven"] and not each["differences"] and each["cases"] for each in result["axes"])
     assert {each["axis"] for each in result["axes"]} == set(exactness.AXES) - {"lookup", "capacity", "process"}
+    said = {each["circumstance"] for each in result["axes"]}  # of four requests no eight are live
+    assert {"4 at once, lookup", "2 at once, one sent away every 5 steps"} <= said
     assert "0 differ; equality is promised" in capsys.readouterr().out
 
 

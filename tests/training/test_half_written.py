@@ -9,7 +9,7 @@ from radiance_jax.training.config import TrainConfig
 from radiance_jax.training.dataset import Manifest
 from radiance_jax.training.dataset_writer import AnswersWriter
 from radiance_jax.training.progress import Journal
-from radiance_jax.training.run import prepare
+from radiance_jax.training.run import begin, prepare
 
 
 @pytest.mark.parametrize("left", ["", '{"data": "a", "st', "[]", "\x00\x00"])
@@ -22,7 +22,7 @@ def test_a_configuration_that_is_cut_off_is_named(tmp_path, left):
 
 def test_a_configuration_is_there_whole_and_alone(tmp_path):
     config = TrainConfig(data="a", steps=3, out=str(tmp_path / "run"))
-    prepare(config, resume=False)
+    begin(config, prepare(config, resume=False))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
     assert prepare(config, resume=True) == tmp_path / "run"
 

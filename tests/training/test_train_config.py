@@ -1,5 +1,6 @@
 """What a run may be asked for: every wrong wish is refused by the name of its key."""
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -32,6 +33,7 @@ def test_wrong_values_are_refused():
     refused("mesh", "mesh axes are dp, tp; got 'ep'", mesh="ep=2")
     refused("objective", "must be one of dflash, dpace for the family dflash; got 'dspark'", family="dflash", objective="dspark")
     refused("length", r"more than block_size \(16\); got 16", length=16, block_size=16)
+    refused("anchors", r"anchors must be at most length \(16\).*; got 32", length=16)
     refused("taps", "each layer once", taps=(3, 3))
     refused("data", "data must be given", data=None)
     refused("rad", "rad must end in .rad; got 'm.gguf'", rad="m.gguf")
@@ -95,6 +97,16 @@ def test_a_run_of_another_version_is_not_gone_on_with():
     for name, value in (("colour", "red"), ("family", "eagle"), ("batch", "many")):
         with pytest.raises(UserError, match="configuration that this version does not take.*" + name):
             check_resumed(now.values() | {name: value}, now, "out")
+
+
+def test_weights_are_not_published_under_another_configuration(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"data: a\nsteps: 5\nfamily: dflash\nmodel: nowhere.rad\nout: {tmp_path}\n")
+    assert train.main([str(file), "--export-only"]) == 2
+    assert "--export-only needs a run" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps(read_config(file, ["taps=[1]"]).values()))
+    assert train.main([str(file), "--export-only"]) == 2
+    assert "taps must be (1,), as it was when the run" in capsys.readouterr().err
 
 
 def test_keys_of_another_family_are_not_dropped_silently(tmp_path, capsys):

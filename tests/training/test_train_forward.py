@@ -59,8 +59,8 @@ FAST = {("dspark", "windowed")}
     for family in ("dflash", "dflash2", "dspark") for kind in KINDS])
 def test_blocks_that_share_a_context_see_what_a_server_sees(family, kind):
     """Logits of every slot, by training's attention over whole sequences and by the engine's over rings."""
-    config = TrainConfig(**{"data": "x", "steps": 1, "family": family, "length": LENGTH, "block_size": 4, "rank": 8, "ff_width": 48,
-                            "num_heads": 4, "num_kv_heads": 2, "head_size": 16} | KINDS[kind])
+    config = TrainConfig(**{"data": "x", "steps": 1, "family": family, "length": LENGTH, "anchors": ANCHORS, "block_size": 4,
+                            "rank": 8, "ff_width": 48, "num_heads": 4, "num_kv_heads": 2, "head_size": 16} | KINDS[kind])
     tiny = parse_config(tiny_model.CONFIG)
     cut = partition(tiny, 1)
     drafter = read_drafter(describe(config, tiny, tiny_model.CONFIG)).holding([] if config.mask_id else ["mask_embedding"], "x")

@@ -161,10 +161,31 @@ def test_a_folder_with_a_run_is_not_written_over(script, tmp_path):
     config = training_script.config(*script, tmp_path / "out", family="dflash")
     with pytest.raises(UserError, match="needs a run to go on with"):
         run_.prepare(config, True)
-    run_.prepare(config, False)
+    run_.begin(config, run_.prepare(config, False))
     with pytest.raises(UserError, match="holds one. Go on with it by --resume"):
         run_.prepare(config, False)
     assert run_.prepare(config, True) == tmp_path / "out"
+
+
+def test_what_is_refused_leaves_no_run_behind(script, tmp_path):
+    """Answers that are not there, or too few: the mended command is a new run in the same folder."""
+    target, answers = script
+    for changes, must in (({"data": str(tmp_path / "nowhere")}, "must be a folder of answers"),
+                          ({"batch": 500}, "at least as many training answers as a batch")):
+        config = training_script.config(target, answers, tmp_path / "out", family="dflash", **changes)
+        with pytest.raises(UserError, match=must):
+            run_.train(config, resume=False, command="", log=quiet, began=time.monotonic())
+    config = training_script.config(target, answers, tmp_path / "out", family="dflash")
+    assert run_.prepare(config, False) == tmp_path / "out" and not list((tmp_path / "out").iterdir())
+
+
+def test_a_checkpoint_between_two_lines_of_the_log_holds_the_seconds_of_its_steps(trainer, tmp_path):
+    """Step 3 is saved, step 2 was the last line: the tokens of three steps, and the time of three."""
+    killed = run(trainer, tmp_path / "out", stop_after=3)
+    saved = run_.Checkpoints(tmp_path / "out" / "checkpoints")
+    facts = saved.restore(trainer.abstract)[1]
+    saved.close()
+    assert facts["step"] == 3 and facts["tokens"] == killed.tokens and facts["seconds"] > killed.seconds > 0
 
 
 def test_time_that_is_up_ends_a_run(trainer, tmp_path):
