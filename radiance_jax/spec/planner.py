@@ -185,7 +185,7 @@ class Planner:
         most = short.ROWS - 1 if self._short.update(len(wants)) else self.rules.depth
         tracks = [self._track(want.key, 0) for want in wants]
         asked = (tuple(wants), prompts, most, tuple(track.shadow.level for track in tracks))
-        if self._left and asked == self._asked:
+        if self._left and asked == self._asked and self.rules.policy is adaptive:  # another policy may be of other moments
             self._left, self._since_probe = self._left - 1, self._since_probe + 1
             return list(self._again)
         limits = np.minimum([want.cap for want in wants], most)

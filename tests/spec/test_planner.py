@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from radiance_jax.spec.cost import CostTable
 from radiance_jax.spec.evidence import LEVELS, NEURAL
 from radiance_jax.spec.planner import PROBE_EVERY, Planner, Rules, Want
-from radiance_jax.spec.policies import adaptive
 from radiance_jax.spec.short import ROWS, Short
 
 RULES = Rules(depth=7, longest=4, shortest=2, as_planned=False)
@@ -47,16 +46,18 @@ def test_a_crowd_is_given_the_short_block():
     assert {max(depths) for depths in one.plan(few)} == {7} and {max(depths) for depths in one.plan(many)} == {ROWS - 1}
 
 
+def planned_for(one: Planner) -> list[int]:
+    """How many sequences each plan that it really makes is for."""
+    made, lookup = [], one._lookup_bids
+    one._lookup_bids = lambda wants, *given: made.append(len(wants)) or lookup(wants, *given)
+    return made
+
+
 @pytest.mark.parametrize(("seconds", "asked"), ((0.002, 2), (1.0, 8)))
 def test_a_plan_serves_the_next_steps_where_those_are_short(seconds, asked):
     """Eight steps of the same sequences; then one less, and prompts beside them, are asked about at once."""
-    calls: list[int] = []
-
-    def policy(bids, curve, prompts, as_planned):
-        calls.append(len(bids))
-        return adaptive(bids, curve, prompts, as_planned)
-
-    one, two = planner(replace(RULES, policy=policy), lambda rows: seconds * (1 + 0.05 * (rows - 1))), [Want(0, 7), Want(1, 7)]
+    one, two = planner(seconds=lambda rows: seconds * (1 + 0.05 * (rows - 1))), [Want(0, 7), Want(1, 7)]
+    calls = planned_for(one)
     first = one.plan(two)
     assert [one.plan(two) for _ in range(7)] == [first] * 7 and len(calls) == asked
     one.plan(two[:1])
@@ -67,13 +68,8 @@ def test_a_plan_serves_the_next_steps_where_those_are_short(seconds, asked):
 @pytest.mark.parametrize("other", (Want(0, 6), Want(0, 7, fixed=True), Want(1, 7), None))
 def test_a_plan_serves_nothing_that_has_changed(other):
     """Another cap, depths that a request asks for, another sequence; and (None) the same one, where lookup has found something."""
-    calls: list[int] = []
-
-    def policy(bids, curve, prompts, as_planned):
-        calls.append(len(bids))
-        return adaptive(bids, curve, prompts, as_planned)
-
-    one = planner(replace(RULES, policy=policy), lambda rows: 0.002 * (1 + 0.05 * (rows - 1)))
+    one = planner(seconds=lambda rows: 0.002 * (1 + 0.05 * (rows - 1)))
+    calls = planned_for(one)
     one.read(0, [1, 2, 3, 4, 5, 6])
     for _ in range(2):
         one.plan([Want(0, 7)])
@@ -84,13 +80,20 @@ def test_a_plan_serves_nothing_that_has_changed(other):
     assert len(calls) == 2
 
 
+def test_another_policy_is_asked_every_time():
+    def policy(bids, curve, prompts, as_planned):
+        return [(len(calls) % 3,) * LEVELS for _ in bids]
+
+    one = planner(replace(RULES, policy=policy), lambda rows: 0.002 * rows)
+    calls = planned_for(one)
+    assert [one.plan([Want(0, 7)])[0][0] for _ in range(4)] == [1, 2, 0, 1]
+
+
 def test_plans_serve_while_a_probe_waits_for_its_turn_and_none_serves_twice_that_holds_one():
-    asked: list[int] = []
     one = planner(seconds=lambda rows: 0.002 * (1 + 0.5 * (rows - 1)))
     for _ in range(40):
         one._track(0, 10).acceptance.add(0, 0, False)
-    lookup = one._lookup_bids
-    one._lookup_bids = lambda *given: asked.append(1) or lookup(*given)
+    asked = planned_for(one)
     plans = [one.plan([Want(0, 7)])[0][0] for _ in range(PROBE_EVERY - 1)]
     assert set(plans) == {0} and len(asked) == PROBE_EVERY // 4
     plans = [one.plan([Want(0, 7)])[0][0] for _ in range(8)]
