@@ -143,7 +143,7 @@ class CostTable:
                 for each in seen:
                     self.observe(key, each)
         for mark in self._ledger.then:  # they are all of one hour
-            self._ledger.then[mark] = dict(self._ledger.medians)
+            self._ledger.then[mark], self._ledger.met[mark] = dict(self._ledger.medians), self._ledger.steps
         return bool(self._seen)
 
 

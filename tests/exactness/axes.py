@@ -88,11 +88,11 @@ def _policy(lab: Lab, request: Request, name: str) -> Iterator[None]:
 def _policy_active(name: str, facts: "Facts", lab: Lab) -> bool:
     """What never drafts did not; what changes its mind did so while the request ran, if enough steps had room for drafts.
 
-    An answer of two steps may well get the same depth twice.
+    An answer of two steps may well get the same depth twice, and where no step had room for a draft nobody was asked.
     """
     if name == "off":
         return facts.answer.stats.num_draft_tokens == 0
-    return len(lab.depths) > 1 if name in ("random", "switching") and lab.roomy > CHANCES else bool(lab.depths)
+    return len(lab.depths) > 1 if name in ("random", "switching") and lab.roomy > CHANCES else bool(lab.depths) or not lab.roomy
 
 
 AXES: dict[str, Axis] = {

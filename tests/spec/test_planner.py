@@ -67,7 +67,8 @@ def test_a_plan_serves_the_next_steps_where_those_are_short(seconds, asked):
 
 @pytest.mark.parametrize("other", (Want(0, 6), Want(0, 7, fixed=True), Want(1, 7), None))
 def test_a_plan_serves_nothing_that_has_changed(other):
-    """Another cap, depths that a request asks for, another sequence; and (None) the same one, where lookup has found something."""
+    """Another cap, depths that a request asks for, another sequence; and (None) the same one, where lookup has found
+    something."""
     one = planner(seconds=lambda rows: 0.002 * (1 + 0.05 * (rows - 1)))
     calls = planned_for(one)
     one.read(0, [1, 2, 3, 4, 5, 6])
