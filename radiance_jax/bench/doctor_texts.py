@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from radiance_jax.bench import doctor_readings as readings
+from radiance_jax.bench import figures
 from radiance_jax.bench.doctor_replay import Text
 from radiance_jax.bench.figures import Answer
 from radiance_jax.bench.measure import serve
@@ -63,12 +64,9 @@ def write(engine: EngineConfig, ways: dict[str, list[Prompt]], params: SamplingP
 
 def accepted(answers: Sequence[Answer]) -> dict[str, Any]:
     """The engine's own acceptance: histogram of accepted drafts, and tokens a verify step."""
-    histogram: dict[int, int] = {}
-    for answer in answers:
-        for count, times in answer.stats.acceptance_histogram.items():
-            histogram[count] = histogram.get(count, 0) + times
-    steps = sum(answer.stats.num_decode_steps for answer in answers)
+    found = figures.acceptance([answer.stats for answer in answers])
+    histogram = found["acceptance_histogram"]
     return {
-        "acceptance_histogram": [histogram.get(i, 0) for i in range(max(histogram, default=0) + 1)],
-        "accepted_a_step": sum(i * count for i, count in histogram.items()) / max(sum(histogram.values()), 1),
-        "tokens_per_verify": sum(len(answer.ids) - 1 for answer in answers) / max(steps, 1)}
+        "acceptance_histogram": histogram,
+        "accepted_a_step": sum(i * count for i, count in enumerate(histogram)) / max(sum(histogram), 1),
+        "tokens_per_verify": found["tokens_per_verify"] or 0.0}

@@ -53,7 +53,7 @@ class Steps:
         leaves, tree = jax.tree.flatten(specs, is_leaf=is_spec)
         made = [self._random(i, spec.shape) for i, spec in enumerate(leaves)]
         self.params = jax.tree.unflatten(tree, made)
-        self.weight_bytes = int(weight_bytes(self.params, 1))
+        self.weight_bytes = weight_bytes(specs, 1)
         self.kv_bytes = 2 * 2 * self.config.num_layers * self.config.num_kv_heads * self.config.head_size
         cache = (SLOTS * self.pages + 1, 2, self.cut.kv_heads, PAGE, self.config.head_size)
         self.caches = tuple(self._random(1000 + i, cache) for i in range(self.config.num_layers))

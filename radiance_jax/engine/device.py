@@ -83,12 +83,12 @@ class Device:
 
     def _propose(self, packed: np.ndarray, plan: jax.Array) -> Any:
         """A drafter's proposals for a step in more programs than one; `()` where there is no drafter."""
-        drafts = self._programs.drafts
-        if drafts is None:
+        if self._programs.drafts is None:
             return ()
-        if not anybody_drafts(self.capacity, packed):
-            return self._no_drafts
-        self._proposed = drafts.propose(
+        return self._run_drafter(plan) if anybody_drafts(self.capacity, packed) else self._no_drafts
+
+    def _run_drafter(self, plan: jax.Array) -> Any:
+        self._proposed = self._programs.drafts.propose(
             self._draft_params, self._draft_cache, self._head, self._state, plan, self._proposed)
         return self._proposed
 
@@ -108,9 +108,7 @@ class Device:
             np.asarray(self._start(*keys, pack_plan(self.capacity, [], []))[0])
         if self._programs.drafts is not None:
             plan = jax.device_put(pack_plan(self.capacity, [], []), self._whole)
-            self._proposed = self._programs.drafts.propose(
-                self._draft_params, self._draft_cache, self._head, self._state, plan, self._proposed)
-            jax.block_until_ready(self._proposed)
+            jax.block_until_ready(self._run_drafter(plan))
 
     @property
     def drafter_apart(self) -> bool:

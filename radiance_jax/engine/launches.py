@@ -7,12 +7,9 @@ launched one by one (an 8B model's on an H200: `bench step --launches graph` and
 a graph. No bit depends on it.
 """
 
-import math
 from typing import Any
 
-import jax
-
-from radiance_jax.mesh import is_spec
+from radiance_jax.engine.memory import rank_bytes
 
 LAUNCH = 10e-6  # seconds of the host for each kernel, as measured there
 BANDWIDTH = 4.2e12  # bytes/s that weights are read at
@@ -25,12 +22,9 @@ def one_by_one(layers: int, weight_bytes: float) -> bool:
     return weight_bytes / BANDWIDTH > LAUNCH * LAYER * layers
 
 
-def weight_bytes(params: Any, devices: int) -> float:
-    """Bytes of a step's weights on each of `devices`, of parameters or their `ArraySpec`s: all but an embedding that is looked up
-    alone."""
-    read = {name: part for name, part in params.items() if name != "embed" or "head" not in params}
-    leaves = jax.tree.leaves(read, is_leaf=is_spec)
-    return sum(math.prod(leaf.shape) * jax.numpy.dtype(leaf.dtype).itemsize for leaf in leaves) / devices
+def weight_bytes(specs: Any, tp: int) -> int:
+    """Bytes of weights that a step reads on one rank, of the parameters' specs: all but an embedding that is looked up alone."""
+    return rank_bytes({name: part for name, part in specs.items() if name != "embed" or "head" not in specs}, tp)
 
 
 def compiler_options(layers: int, weight_bytes: float) -> dict[str, int]:

@@ -17,6 +17,7 @@ from radiance_jax.engine.request import SamplingParams
 from radiance_jax.engine.scheduler import Entry, Plan
 from radiance_jax.engine.state import DECODE, PREFILL, Capacity
 from radiance_jax.errors import UserError
+from radiance_jax.mesh import ArraySpec
 from radiance_jax.models.config import parse_config
 from radiance_jax.models.partition import partition
 
@@ -129,7 +130,8 @@ def test_splits_follow_from_the_model_alone():
 
 
 def test_kernels_are_launched_one_by_one_where_weights_take_longer_than_launches():
-    table, rest = np.empty((1000, 10), np.float16), {"layers": [{"up": np.empty((10, 10), np.float16)}] * 2}
+    table = ArraySpec((1000, 10), np.dtype(np.float16), ("vocab", None))
+    rest = {"layers": [{"up": ArraySpec((10, 10), np.dtype(np.float16), ("ff", None))}] * 2}
     assert weight_bytes({"embed": table, **rest}, 1) == 20400  # the head is the embedding
     assert weight_bytes({"embed": table, "head": table, **rest}, 2) == 10200  # the embedding is looked up
     assert not one_by_one(30, 2.7e8) and compiler_options(30, 2.7e8) == {}
